@@ -1,45 +1,42 @@
 """Fixtures of all tests: the backends, and one S3 server for the whole run.
 
-`url` runs a test once for each backend: `memory://`, `file://` and S3. Each test gets a store of its own.
+`backend` runs a test once for each backend: `memory://`, `file://` and S3. Each test gets a store of its own.
 """
 
 from __future__ import annotations
 
 import itertools
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from langgraph.checkpoint.lsm import LSMSaver
 from tests.support.moto import MotoServer, moto_server
 
 BUCKET = "checkpoints"
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "slow: takes more than some seconds; left out of the fast run")
-
-
 @dataclass(frozen=True)
 class Backend:
-    """Where the stores of one test are.
+    """Where the store of one test is.
 
     Attributes:
         name: `"memory"`, `"file"` or `"s3"`.
-        url: Address of the test's store, as `LSMSaver.from_conn_string` takes it.
+        url: Address of the store, as `LSMSaver.from_conn_string` takes it.
         options: What goes with it: `LSMSaver.from_conn_string(backend.url, **backend.options)`.
     """
 
     name: str
-    make_url: Callable[[], str]
+    url: str
     options: dict[str, Any] = field(default_factory=dict)
-    url: str = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "url", self.make_url())
+    def open(self, **options: Any) -> LSMSaver:
+        """A new saver on the store."""
+        return LSMSaver.from_conn_string(self.url, **self.options, **options)
 
 
 @dataclass(frozen=True)
@@ -67,11 +64,11 @@ def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Backend:
     """A fresh store on each kind of backend."""
     match request.param:
         case "memory":
-            return Backend("memory", lambda: f"memory://{uuid.uuid4().hex}")
+            return Backend("memory", f"memory://{uuid.uuid4().hex}")
         case "file":
-            return Backend("file", lambda: (tmp_path / "store").as_uri())
+            return Backend("file", (tmp_path / "store").as_uri())
         case "s3":
             s3: S3 = request.getfixturevalue("s3")
-            return Backend("s3", s3.url, {"store_options": s3.store_options})
+            return Backend("s3", s3.url(), {"store_options": s3.store_options})
         case other:
             raise ValueError(other)

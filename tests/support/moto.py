@@ -78,7 +78,8 @@ def moto_server(*, check_credentials: bool = False) -> Iterator[MotoServer]:
         stderr=subprocess.DEVNULL,
         env=environment,
     )
-    assert process.stdin is not None and process.stdout is not None
+    assert process.stdin is not None
+    assert process.stdout is not None
     try:
         port = process.stdout.readline().decode().strip()
         if not port:
@@ -105,7 +106,8 @@ def _serve() -> None:
 
     server = make_server("127.0.0.1", 0, serialised, threaded=True, request_handler=MotoRequestHandler)
     threading.Thread(target=_end_with_the_parent, daemon=True).start()
-    print(server.server_port, flush=True)  # it listens already: who connects from now on is answered
+    sys.stdout.write(f"{server.server_port}\n")  # it listens already: who connects from now on is answered
+    sys.stdout.flush()
     server.serve_forever()
 
 

@@ -138,7 +138,8 @@ class S3Proxy:
 
     def __init__(self, upstream: str, *, delay: float = 0.0) -> None:
         address = urllib.parse.urlsplit(upstream)
-        assert address.hostname is not None and address.port is not None
+        assert address.hostname is not None
+        assert address.port is not None
         self._upstream = (address.hostname, address.port)
         self.delay = delay
         self.requests: list[Request] = []
@@ -151,7 +152,7 @@ class S3Proxy:
         self._thread.start()
         starting = asyncio.run_coroutine_threadsafe(asyncio.start_server(self._serve, "127.0.0.1", 0), self._loop)
         self._server = starting.result(10)
-        self.endpoint = "http://127.0.0.1:%d" % self._server.sockets[0].getsockname()[1]
+        self.endpoint = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
         return self
 
     def __exit__(
