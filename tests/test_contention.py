@@ -1,0 +1,70 @@
+"""Several processes write one thread id at once: all that they stored is there, and all of it right."""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Backend
+from tests.support.checkpoints import at
+from tests.support.processes import output, running
+
+WRITER = """
+import time
+from pathlib import Path
+from langgraph.checkpoint.lsm import LSMSaver
+from tests.support.checkpoints import at, checkpoint
+
+saver = LSMSaver.from_conn_string(ARGS["url"], **ARGS["options"])
+saver.setup()
+Path(ARGS["ready"]).touch()
+while not Path(ARGS["go"]).exists():
+    time.sleep(0.001)
+parent, ids = None, []
+for number in range(ARGS["rounds"]):
+    made = checkpoint({"count": f"{ARGS['name']} {number}"}, version=f"{ARGS['name']}.{number}")
+    config = saver.put(at("shared", parent), made, {"step": number, "writer": ARGS["name"]}, made["channel_versions"])
+    saver.put_writes(config, [("count", number)], ARGS["name"])
+    parent = made["id"]
+    ids.append(parent)
+saver.close()
+print(json.dumps(ids))
+"""
+
+
+@pytest.mark.parametrize("backend", ["file", "s3"], indirect=True)
+@pytest.mark.parametrize("writers", [2])
+def test_processes_on_one_thread_lose_nothing_of_each_other(backend: Backend, tmp_path: Path, writers: int) -> None:
+    # A put and a put_writes each round: 200 commits of each process.
+    rounds = 100
+    go = tmp_path / "go"
+    with ExitStack() as stack:
+        processes = {}
+        for number in range(writers):
+            name = f"writer-{number}"
+            arguments = {"url": backend.url, "options": backend.options, "name": name, "rounds": rounds}
+            arguments |= {"ready": str(tmp_path / name), "go": str(go)}
+            processes[name] = stack.enter_context(running(WRITER, arguments))
+        while not all((tmp_path / name).exists() for name in processes):
+            assert all(process.poll() is None for process in processes.values()), "a writer ended early"
+            time.sleep(0.01)
+        go.touch()
+        written = {name: json.loads(output(process, seconds=110)) for name, process in processes.items()}
+
+    with backend.open() as saver:
+        found = {kept.checkpoint["id"]: kept for kept in saver.list(at("shared"))}
+        assert len(found) == writers * rounds
+        assert saver.get_tuple(at("shared")).checkpoint["id"] == max(found)
+        for name, ids in written.items():
+            assert len(ids) == rounds
+            for number, checkpoint_id in enumerate(ids):
+                kept = found[checkpoint_id]
+                assert kept.checkpoint["channel_values"] == {"count": f"{name} {number}"}
+                assert kept.metadata == {"step": number, "writer": name}
+                assert kept.pending_writes == [(name, "count", number)]
+                parent = kept.parent_config["configurable"]["checkpoint_id"] if kept.parent_config else None
+                assert parent == (ids[number - 1] if number else None)
