@@ -152,7 +152,7 @@ def test_anything_fails_at_random_while_threads_write_side_by_side(
 
     def branch(number: int) -> list[str]:
         saver = savers[number % 2]
-        configs = chain(saver, "shared", [{"count": (number, step)} for step in range(8)])
+        configs = chain(saver, "shared", [{"count": [number, step]} for step in range(8)])
         for config in configs:
             saver.put_writes(config, [("count", number)], f"task-{number}")
         return ids(configs)
@@ -167,7 +167,7 @@ def test_anything_fails_at_random_while_threads_write_side_by_side(
     for number, branch_ids in enumerate(branches):
         for step, checkpoint_id in enumerate(branch_ids):
             kept = reader.get_tuple(at("shared", checkpoint_id))
-            assert kept.checkpoint["channel_values"] == {"count": (number, step)}
+            assert kept.checkpoint["channel_values"] == {"count": [number, step]}
             assert kept.pending_writes == [(f"task-{number}", "count", number)]
 
 
