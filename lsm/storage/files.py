@@ -1,0 +1,450 @@
+"""Objects as files below one folder, written with plain `os` calls.
+
+Rules of this module:
+
+- An object becomes visible whole: it is written and synced as a temporary file in `tmp/`, then linked (create) or
+  renamed (replace) into place. Only `Append` changes a file in place, and a crash may then leave a torn end; whoever
+  understands the bytes recognises it and replaces the file.
+- Whoever changes or removes a file that exists holds `flock` on it, and checks after locking that the path still
+  leads to the file that is locked. Readers take no lock.
+- With `fsync`, an answer is given only once the disk has the data and every folder entry that leads to it.
+- `tmp/` holds nothing but temporary files. What a crash leaves there is listed under the prefix `tmp/` only, for the
+  collector, and may be removed with `Delete`. Names that start with a dot are nobody's.
+- Linux and macOS, on a local file system: one with hard links, `flock` and timestamps finer than a second.
+
+**Tags.** A tag is (inode, length, birth). Inode and length alone would not do: a file system gives the number of a
+removed file to the next one, so that after two replacements the same number may stand for other bytes; and a torn
+end that was cut off and written anew may come out at the same length. `birth` tells these apart: it is the time, in
+nanoseconds, at which this inode got its first content under this key, and it is kept as the file's *modification
+time*, which `Append` therefore puts back after it has written. What is equal in inode and birth and has grown was
+only appended to, which is what makes the answer `Appended` safe. The time of the last change is `ctime`.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import secrets
+import stat as modes
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import islice
+from pathlib import PurePosixPath
+from typing import Any, NamedTuple
+
+from lsm.errors import Conflict, NotFound, Refused, StorageError, Unavailable
+from lsm.steps import (
+    AbortUpload,
+    Append,
+    Appended,
+    Create,
+    Delete,
+    DeleteIf,
+    Entry,
+    FinishUpload,
+    Found,
+    Get,
+    GetRanges,
+    List,
+    OpenUpload,
+    Page,
+    PutIf,
+    Tag,
+    Unchanged,
+    UploadPart,
+)
+
+PAGE = 1000
+"""Entries on one page of a listing."""
+
+TEMPORARY = "tmp"
+"""The folder of temporary files, below the root."""
+
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+_CHANGE = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+_REMEDIES = {
+    errno.ENOSPC: "The disk is full: make room.",
+    errno.EDQUOT: "The disk quota is used up: make room.",
+    errno.EROFS: "The file system is read-only: mount it writable, or use another folder.",
+    errno.EACCES: "Give this user the permission to read and write the folder and everything in it.",
+    errno.EPERM: "Give this user the permission to write there, on a file system that has hard links.",
+    errno.EOPNOTSUPP: "The file system lacks hard links or flock: use another one.",
+    errno.ENOLCK: "The file system has no locks to give: use a local one, or fix its lock service.",
+    errno.ELOOP: "There is a symbolic link where a file should be, which is never followed: remove it.",
+    errno.ENOTDIR: "There is a file where a folder should be: use an empty folder, or one that this project wrote.",
+    errno.EISDIR: "There is a folder where a file should be: use an empty folder, or one that this project wrote.",
+    errno.ENAMETOOLONG: "The path is too long for the file system: use a folder with a shorter path.",
+}
+_OUT_OF_FILES = "This process or system has too many files open: raise the limit (ulimit -n), or close some."
+
+
+class FileTag(NamedTuple):
+    """What identifies one state of a file (see above)."""
+
+    inode: int
+    length: int
+    birth: int
+
+
+class _Upload:
+    """An upload under way: its key, and the temporary file. `io` closes the file of an upload that was dropped."""
+
+    __slots__ = ("file", "key", "path")
+
+    def __init__(self, key: str, path: str, descriptor: int) -> None:
+        self.key = key
+        self.path = path
+        self.file = open(descriptor, "wb", buffering=0)  # noqa: SIM115 (closed by FinishUpload or AbortUpload)
+
+
+class FileStorage:
+    """Objects below `folder`, which is made on the first write."""
+
+    local = True
+    appends = True
+
+    def __init__(self, folder: str | os.PathLike[str], *, fsync: bool = True) -> None:
+        self._root = os.path.abspath(folder)
+        self._fsync = fsync
+        self.url = PurePosixPath(self._root).as_uri()
+
+    def execute(self, request: Any) -> Any:
+        try:
+            return _ANSWERS[type(request)](self, request)
+        except OSError as error:
+            raise self._explain(error, getattr(request, "key", None)) from error
+
+    async def aexecute(self, request: Any) -> Any:
+        return self.execute(request)
+
+    def close(self) -> None:
+        """Nothing to let go of: no file stays open between requests."""
+
+    # Reading
+
+    def _get(self, request: Get) -> Found | Appended | Unchanged | None:
+        try:
+            descriptor = os.open(self._path(request.key), _READ)
+        except FileNotFoundError:
+            return None
+        try:
+            tag = _tag(os.fstat(descriptor))
+            known = request.unless
+            if tag == known:
+                return "unchanged"
+            if isinstance(known, FileTag) and known.length == request.start and _grew(known, tag):
+                return Appended(_read(descriptor, request.start, tag.length), tag)
+            return Found(_read(descriptor, 0, tag.length), tag)
+        finally:
+            os.close(descriptor)
+
+    def _get_ranges(self, request: GetRanges) -> list[bytes]:
+        try:
+            descriptor = os.open(self._path(request.key), _READ)
+        except FileNotFoundError:
+            raise NotFound(f"{self.url}: there is no object {request.key}", request.key) from None
+        try:
+            length = os.fstat(descriptor).st_size  # a damaged length must not make us ask for terabytes
+            return [_read(descriptor, start, min(end, length)) for start, end in request.ranges]
+        finally:
+            os.close(descriptor)
+
+    def _list(self, request: List) -> Page:
+        entries = list(islice(self._walk(request.prefix, request.after or ""), PAGE + 1))
+        return Page(entries[:PAGE], len(entries) > PAGE)
+
+    def _walk(self, prefix: str, after: str) -> Iterator[Entry]:
+        """The files below `prefix`, which is empty or ends in `/`, in order of their keys."""
+        try:
+            with os.scandir(self._path(prefix[:-1]) if prefix else self._root) as scan:
+                # A folder sorts as its keys do, so with its slash: `a-b` comes before `a/b`.
+                found = sorted((item.name + "/" if item.is_dir(follow_symlinks=False) else item.name) for item in scan)
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        for name in found:
+            key = prefix + name
+            if name.startswith(".") or key == f"{TEMPORARY}/":
+                continue
+            if name.endswith("/"):
+                if key > after or after.startswith(key):
+                    yield from self._walk(key, after)
+            elif key > after:
+                try:
+                    stat = os.lstat(os.path.join(self._root, key))
+                except FileNotFoundError:
+                    continue
+                if modes.S_ISREG(stat.st_mode):
+                    yield Entry(key, stat.st_size, _tag(stat), stat.st_ctime)
+
+    # Whole files
+
+    def _create(self, request: Create) -> Tag:
+        temporary, tag = self._write_temporary(request.body)
+        try:
+            self._place(os.link, temporary, request.key)
+        except FileExistsError:
+            raise self._conflict(request.key) from None
+        finally:
+            _remove(temporary)
+        self._sync_folder_of(request.key)
+        return tag
+
+    def _put_if(self, request: PutIf) -> Tag:
+        if request.tag is None:
+            return self._create(Create(request.key, request.body))
+        temporary, tag = self._write_temporary(request.body)
+        try:
+            with self._locked(request.key, request.tag):
+                os.rename(temporary, self._path(request.key))
+                self._sync_folder_of(request.key)
+        except BaseException:
+            _remove(temporary)
+            raise
+        return tag
+
+    def _append(self, request: Append) -> Tag:
+        with self._locked(request.key, request.tag) as descriptor:
+            stat = os.fstat(descriptor)
+            try:
+                _write(descriptor, request.new, stat.st_size)
+                os.utime(descriptor, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+                self._sync(descriptor)
+            except OSError:
+                # Cut off what was written. A reader may have seen it, and the next append may come out at the same
+                # length: hence a new birth.
+                os.ftruncate(descriptor, stat.st_size)
+                _stamp(descriptor)
+                raise
+            return FileTag(stat.st_ino, stat.st_size + len(request.new), stat.st_mtime_ns)
+
+    def _delete(self, request: Delete) -> None:
+        folders = set()
+        for key in request.keys:
+            path = self._path(key)
+            with suppress(FileNotFoundError, Conflict), self._locked(key):
+                os.unlink(path)
+                folders.add(os.path.dirname(path))
+        for folder in folders:
+            self._sync_folder(folder)
+            self._remove_empty(folder)
+
+    def _delete_if(self, request: DeleteIf) -> None:
+        path = self._path(request.key)
+        with self._locked(request.key, request.tag):
+            os.unlink(path)
+        self._sync_folder(os.path.dirname(path))
+        self._remove_empty(os.path.dirname(path))
+
+    # Uploads
+
+    def _open_upload(self, request: OpenUpload) -> _Upload:
+        self._path(request.key)
+        return _Upload(request.key, *self._open_temporary())
+
+    def _upload_part(self, request: UploadPart) -> None:
+        view = memoryview(request.body)
+        while view:
+            view = view[request.handle.file.write(view) :]
+
+    def _finish_upload(self, request: FinishUpload) -> None:
+        upload: _Upload = request.handle
+        try:
+            _stamp(upload.file.fileno())
+            self._sync(upload.file.fileno())
+            upload.file.close()
+            self._place(os.rename, upload.path, upload.key)
+        except BaseException:
+            self._abort_upload(AbortUpload(upload))
+            raise
+        self._sync_folder_of(upload.key)
+
+    def _abort_upload(self, request: AbortUpload) -> None:
+        with suppress(OSError):
+            request.handle.file.close()
+        _remove(request.handle.path)
+
+    # The parts that these are made of
+
+    def _path(self, key: str) -> str:
+        # Keys come from the project's own names; this is the last line, should one ever carry a path.
+        if "\0" in key or any(not part or part.startswith(".") for part in key.split("/")):
+            raise ValueError(f"{key!r} is not a key: its parts may neither be empty nor start with a dot")
+        return f"{self._root}/{key}"
+
+    @contextmanager
+    def _locked(self, key: str, tag: Tag | None = None) -> Iterator[int]:
+        """The file of `key`, open and locked; `Conflict` if there is none, or its tag is not `tag`."""
+        path = self._path(key)
+        while True:
+            try:
+                descriptor = os.open(path, _CHANGE)
+            except FileNotFoundError:
+                raise self._conflict(key) from None
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                try:
+                    locked = os.fstat(descriptor)
+                    if not _leads_to(path, locked):
+                        continue  # replaced or removed while we waited: the lock that counts is another file's
+                    if tag is not None and _tag(locked) != tag:
+                        raise self._conflict(key)
+                    yield descriptor
+                    return
+                finally:
+                    # Not left to close(): a process forked meanwhile has a copy of the descriptor, and with it
+                    # the lock.
+                    fcntl.flock(descriptor, fcntl.LOCK_UN)
+            finally:
+                os.close(descriptor)
+
+    def _write_temporary(self, body: bytes) -> tuple[str, FileTag]:
+        path, descriptor = self._open_temporary()
+        try:
+            try:
+                _write(descriptor, body, 0)
+                _stamp(descriptor)
+                self._sync(descriptor)
+                return path, _tag(os.fstat(descriptor))
+            finally:
+                os.close(descriptor)
+        except BaseException:
+            _remove(path)
+            raise
+
+    def _open_temporary(self) -> tuple[str, int]:
+        path = f"{self._root}/{TEMPORARY}/{secrets.token_hex(16)}"
+        try:
+            return path, os.open(path, _NEW, 0o666)
+        except FileNotFoundError:
+            self._make_folder(os.path.dirname(path))
+            return path, os.open(path, _NEW, 0o666)
+
+    def _place(self, how: Callable[[str, str], None], temporary: str, key: str) -> None:
+        """Link or rename a temporary file to its key."""
+        path = self._path(key)
+        for _ in range(10):
+            try:
+                return how(temporary, path)
+            except FileNotFoundError:
+                if not os.path.exists(temporary):
+                    raise
+                self._make_folder(os.path.dirname(path))  # and again: somebody may just be removing empty folders
+        raise Unavailable(f"{self.url}: the folder of {key} is removed as fast as it is made", key)
+
+    def _make_folder(self, path: str) -> None:
+        try:
+            os.mkdir(path)
+        except FileExistsError:
+            return
+        except FileNotFoundError:
+            self._make_folder(os.path.dirname(path))
+            with suppress(FileExistsError):
+                os.mkdir(path)
+        self._sync_folder(os.path.dirname(path))
+
+    def _remove_empty(self, folder: str) -> None:
+        """Remove the folder and those above it, below the first level, as far as they are empty."""
+        while os.path.dirname(os.path.dirname(folder)).startswith(self._root):
+            try:
+                os.rmdir(folder)
+            except OSError:
+                return
+            folder = os.path.dirname(folder)
+
+    def _sync(self, descriptor: int) -> None:
+        if not self._fsync:
+            return
+        if sys.platform == "darwin":
+            fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)  # fsync alone leaves it in the drive's cache there
+        else:
+            os.fdatasync(descriptor)
+
+    def _sync_folder_of(self, key: str) -> None:
+        self._sync_folder(os.path.dirname(self._path(key)))
+
+    def _sync_folder(self, path: str) -> None:
+        if not self._fsync:
+            return
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return  # removed meanwhile, as empty: there is no entry left in it to keep
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _conflict(self, key: str) -> Conflict:
+        return Conflict(f"{self.url}: {key} is not in the state that the write expects", key)
+
+    def _explain(self, error: OSError, key: str | None) -> StorageError:
+        what = f"{self.url}: {key or 'request'}: {error.strerror or error}."
+        if error.errno in _REMEDIES:
+            return Refused(f"{what} {_REMEDIES[error.errno]}", key)
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            return Unavailable(f"{what} {_OUT_OF_FILES}", key)
+        return Unavailable(what, key)
+
+
+_ANSWERS: dict[type, Callable[[FileStorage, Any], Any]] = {
+    Get: FileStorage._get,
+    GetRanges: FileStorage._get_ranges,
+    Create: FileStorage._create,
+    PutIf: FileStorage._put_if,
+    Append: FileStorage._append,
+    Delete: FileStorage._delete,
+    DeleteIf: FileStorage._delete_if,
+    List: FileStorage._list,
+    OpenUpload: FileStorage._open_upload,
+    UploadPart: FileStorage._upload_part,
+    FinishUpload: FileStorage._finish_upload,
+    AbortUpload: FileStorage._abort_upload,
+}
+
+
+def _tag(stat: os.stat_result) -> FileTag:
+    return FileTag(stat.st_ino, stat.st_size, stat.st_mtime_ns)
+
+
+def _grew(known: FileTag, now: FileTag) -> bool:
+    return known.inode == now.inode and known.birth == now.birth and known.length < now.length
+
+
+def _stamp(descriptor: int) -> None:
+    """Give the file a birth of its own: the kernel's own stamps are only as fine as its tick."""
+    now = time.time_ns()
+    os.utime(descriptor, ns=(now, now))
+
+
+def _leads_to(path: str, file: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(os.lstat(path), file)
+    except FileNotFoundError:
+        return False
+
+
+def _read(descriptor: int, start: int, end: int) -> bytes:
+    """The bytes `[start, end)`, fewer where the file ends before."""
+    parts = []
+    while start < end and (part := os.pread(descriptor, end - start, start)):
+        parts.append(part)
+        start += len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _write(descriptor: int, body: bytes, offset: int) -> None:
+    view = memoryview(body)
+    while view:
+        written = os.pwrite(descriptor, view, offset)
+        view = view[written:]
+        offset += written
+
+
+def _remove(path: str) -> None:
+    with suppress(OSError):
+        os.unlink(path)
