@@ -70,6 +70,7 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _REMEDIES = {
     errno.ENOSPC: "The disk is full: make room.",
     errno.EDQUOT: "The disk quota is used up: make room.",
+    errno.EFBIG: "The file would be larger than this process or the file system allows (ulimit -f).",
     errno.EROFS: "The file system is read-only: mount it writable, or use another folder.",
     errno.EACCES: "Give this user the permission to read and write the folder and everything in it.",
     errno.EPERM: "Give this user the permission to write there, on a file system that has hard links.",
@@ -337,13 +338,14 @@ class FileStorage:
         raise Unavailable(f"{self.url}: the folder of {key} is removed as fast as it is made", key)
 
     def _make_folder(self, path: str) -> None:
+        """Make the folder and those above it. It may be removed again at once: see `_place`."""
         try:
             os.mkdir(path)
         except FileExistsError:
             return
         except FileNotFoundError:
             self._make_folder(os.path.dirname(path))
-            with suppress(FileExistsError):
+            with suppress(FileExistsError, FileNotFoundError):
                 os.mkdir(path)
         self._sync_folder(os.path.dirname(path))
 

@@ -10,10 +10,10 @@ Rules of this module:
 - A store has a tag for every state of an object: its ETag, and its version where the store has versions (GCS writes
   on condition of those).
 
-What obstore makes of HTTP (0.12, measured; `docs/` of obstore does not say): 412 and 409 are `PreconditionError` or
-`AlreadyExistsError`, and so is 404 for a write with If-Match; 404 is the built-in `FileNotFoundError`, for a missing
-bucket as for a missing object; 501 from `LocalStore` is the built-in `NotImplementedError`; everything else that the
-server answers, no answer, and no connection are `GenericError`, told apart by the text only.
+What obstore makes of HTTP answers (measured with 0.12): 412 and 409 are `PreconditionError` or `AlreadyExistsError`,
+and so is 404 for a write with If-Match; 404 is the built-in `FileNotFoundError`, for a missing bucket as for a missing
+object; what a store cannot do at all is the built-in `NotImplementedError`; all other answers, no answer and no
+connection are `GenericError`, told apart by the text only.
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ _COALESCE = 2**20  # ranges closer than this are fetched as one; object_store's 
 
 _CONDITIONAL = (Create, PutIf, Append)
 _STATUS = re.compile(r"non-2xx status code: (\d{3})")
-_CODE = re.compile(r"<Code>(\w+)</Code>|x-ms-error-code: (\w+)")
+_CODE = re.compile(r"<Code>(\w+)</Code>")
 _NO_BUCKET = {"NoSuchBucket", "ContainerNotFound", "InvalidBucketName"}
-_CREDENTIALS = re.compile(r"token request|169\.254\.|[Cc]redential")
+_CREDENTIALS = re.compile(r"performing token request|//169\.254\.")  # of the machine's identity service
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,36 +158,31 @@ class ObjectStorage:
     # The requests. Each is there twice, for obstore has each call twice; what goes in and comes out is shared below.
 
     def _get(self, request: Get) -> Any:
-        with suppress(FileNotFoundError):
-            try:
-                result = obstore.get(self._store, self._path(request.key), options=_unless(request))
-            except exceptions.NotModifiedError:
-                return "unchanged"
-            except FileNotFoundError as error:
-                self._check_bucket(error, request)
-                raise
-            return Found(result.bytes().to_bytes(), _tag(result.meta))
-        return None
+        try:
+            result = obstore.get(self._store, self._path(request.key), options=_unless(request))
+        except exceptions.NotModifiedError:
+            return "unchanged"
+        except FileNotFoundError as error:
+            return self._absent(error, request)
+        return Found(result.bytes().to_bytes(), _tag(result.meta))
 
     async def _aget(self, request: Get) -> Any:
-        with suppress(FileNotFoundError):
-            try:
-                result = await obstore.get_async(self._store, self._path(request.key), options=_unless(request))
-            except exceptions.NotModifiedError:
-                return "unchanged"
-            except FileNotFoundError as error:
-                self._check_bucket(error, request)
-                raise
-            return Found((await result.bytes_async()).to_bytes(), _tag(result.meta))
-        return None
+        try:
+            result = await obstore.get_async(self._store, self._path(request.key), options=_unless(request))
+        except exceptions.NotModifiedError:
+            return "unchanged"
+        except FileNotFoundError as error:
+            return self._absent(error, request)
+        return Found((await result.bytes_async()).to_bytes(), _tag(result.meta))
 
     def _get_ranges(self, request: GetRanges) -> list[bytes]:
         path = self._path(request.key)
         spans = _spans(request.ranges)
         try:
             bodies = obstore.get_ranges(self._store, path, **_starts_and_ends(spans))
-        except exceptions.BaseError:
-            # Perhaps a range that starts past the end, which stores refuse: ask for what is there.
+        except exceptions.GenericError as error:
+            if not _is_past_the_end(error):
+                raise
             spans = _cut(spans, obstore.head(self._store, path)["size"])
             bodies = obstore.get_ranges(self._store, path, **_starts_and_ends(spans))
         return _slices(request.ranges, spans, bodies)
@@ -197,7 +192,9 @@ class ObjectStorage:
         spans = _spans(request.ranges)
         try:
             bodies = await obstore.get_ranges_async(self._store, path, **_starts_and_ends(spans))
-        except exceptions.BaseError:
+        except exceptions.GenericError as error:
+            if not _is_past_the_end(error):
+                raise
             spans = _cut(spans, (await obstore.head_async(self._store, path))["size"])
             bodies = await obstore.get_ranges_async(self._store, path, **_starts_and_ends(spans))
         return _slices(request.ranges, spans, bodies)
@@ -210,12 +207,20 @@ class ObjectStorage:
         return _tag(await obstore.put_async(self._store, path, _body(request), **_condition(request)))
 
     def _delete(self, request: Delete) -> None:
-        with suppress(FileNotFoundError):
+        try:
             obstore.delete(self._store, [self._path(key) for key in request.keys])
+        except FileNotFoundError as error:
+            self._absent(error, request)
+            for rest in _one_by_one(request):
+                self._delete(rest)
 
     async def _adelete(self, request: Delete) -> None:
-        with suppress(FileNotFoundError):
+        try:
             await obstore.delete_async(self._store, [self._path(key) for key in request.keys])
+        except FileNotFoundError as error:
+            self._absent(error, request)
+            for rest in _one_by_one(request):
+                await self._adelete(rest)
 
     def _delete_if(self, request: DeleteIf) -> None:
         path = self._path(request.key)
@@ -294,7 +299,8 @@ class ObjectStorage:
         if _tag(found) != request.tag:
             raise Conflict(f"{self.url}: {request.key} is not in the state that the deletion expects", request.key)
 
-    def _check_bucket(self, error: Exception, request: Any) -> None:
+    def _absent(self, error: Exception, request: Any) -> None:
+        """It is no failure that the object is not there, but that the bucket is not."""
         if _code(str(error)) in _NO_BUCKET:
             raise self._explain(error, request) from error
 
@@ -325,8 +331,11 @@ class ObjectStorage:
             )
         if status == 429 or (status == 503 and code in ("SlowDown", "ServerBusy", "TooManyRequests", None)):
             return Throttled(what, key)
-        if _CREDENTIALS.search(text.partition("Debug source")[0]):
-            return Refused(f"{what}. No credentials were found: set them in the environment or in store_options.", key)
+        if _CREDENTIALS.search(what):
+            hint = (
+                "No credentials were given, nor has the machine any: set them in the environment or in store_options."
+            )
+            return (Refused if status is not None and status < 500 else Unavailable)(f"{what}. {hint}", key)
         if "configured region" in text:
             return Refused(f"{what}. Set the bucket's region (AWS_REGION, or region in store_options).", key)
         if status is not None and 400 <= status < 500 and status != 408:
@@ -398,6 +407,11 @@ def _condition(request: Create | PutIf | Append) -> dict[str, Any]:
     return {"mode": tag.condition(), "use_multipart": False}
 
 
+def _one_by_one(request: Delete) -> list[Delete]:
+    """Where a store minds that an object is gone already, obstore stops at it and leaves the others."""
+    return [Delete([key]) for key in request.keys] if len(request.keys) > 1 else []
+
+
 # Ranges are merged here, as obstore would merge them, and not by obstore: when a merged range starts inside the object
 # and one of those in it past the end, obstore panics (a `BaseException`, and a backtrace on stderr).
 
@@ -435,9 +449,15 @@ def _slices(ranges: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]],
     return [next(slice_of(start, end), b"") for start, end in ranges]
 
 
+def _is_past_the_end(error: Exception) -> bool:
+    """Whether a range was refused because the object ends before it begins."""
+    text = str(error)
+    return "status code: 416" in text or ("non-2xx" not in text and "HTTP error" not in text)
+
+
 def _code(text: str) -> str | None:
     found = _CODE.search(text)
-    return (found[1] or found[2]) if found else None
+    return found[1] if found else None
 
 
 def _first_line(error: BaseException) -> str:
