@@ -246,25 +246,22 @@ async def ask_people(run: Run) -> Any:
     return results
 
 
-class Delta(TypedDict):
-    log: Annotated[
-        list[str],
-        DeltaChannel(lambda state, writes: [*state, *(one for write in writes for one in write)], snapshot_frequency=4),
-    ]
-    plain: Annotated[list[str], operator.add]
-
-
-def delta(saver: BaseCheckpointSaver[Any]) -> Any:
+def delta(saver: BaseCheckpointSaver[Any], snapshot_frequency: int = 4) -> Any:
     """The same data in a `DeltaChannel` and in a plain channel; parallel writers, so that their order shows."""
 
-    def writer(name: str) -> Callable[[Delta], Any]:
-        def write(state: Delta) -> Any:
+    def extend(state: list[str], writes: Sequence[list[str]]) -> list[str]:
+        return [*state, *(line for write in writes for line in write)]
+
+    def writer(name: str) -> Callable[[Any], Any]:
+        def write(state: Any) -> Any:
             line = [f"{name} after {len(state['log'])} {len(state['plain'])}"]
             return {"log": line, "plain": line}
 
         return write
 
-    builder = StateGraph(Delta)
+    log = Annotated[list[str], DeltaChannel(extend, snapshot_frequency=snapshot_frequency)]
+    plain = Annotated[list[str], operator.add]
+    builder = StateGraph(TypedDict("Delta", {"log": log, "plain": plain}))  # type: ignore[operator]
     for name in ("zebra", "ant", "mole"):
         builder.add_node(name, writer(name))
     builder.add_edge(START, "zebra")
@@ -273,10 +270,14 @@ def delta(saver: BaseCheckpointSaver[Any]) -> Any:
     return builder.compile(checkpointer=saver)
 
 
+def line(text: str) -> dict[str, list[str]]:
+    """Input of `delta`: one line, for both channels."""
+    return {"log": [text], "plain": [text]}
+
+
 async def grow(run: Run) -> Any:
     for number in range(5):
-        line = [f"input {number}"]
-        state = await run.invoke({"log": line, "plain": line})
+        state = await run.invoke(line(f"input {number}"))
         assert state["log"] == state["plain"]
     return [state.values for state in await run.history()]
 
