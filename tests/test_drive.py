@@ -260,7 +260,7 @@ def test_cancellation_is_thrown_in_and_cleaned_up_after(remote: Remote) -> None:
     assert seen == [asyncio.CancelledError, remote.execute(Get("cleaned")).tag, "finally"]
 
 
-def test_a_cancelled_waiter_leaves_the_future(storage: Storage) -> None:
+def test_a_cancelled_waiter_leaves_the_future(storage: Storage, caplog: pytest.LogCaptureFixture) -> None:
     future: Future[int] = Future()
 
     async def scenario() -> None:
@@ -273,6 +273,7 @@ def test_a_cancelled_waiter_leaves_the_future(storage: Storage) -> None:
     asyncio.run(scenario())
     assert not future.cancelled()
     future.set_result(1)  # the loop that waited is closed by now
+    assert not [record for record in caplog.records if record.name == "concurrent.futures"]
 
 
 @pytest.mark.parametrize("items", [1, 3])
@@ -441,6 +442,7 @@ def test_a_forked_child_starts_its_own_threads(kind: str) -> None:
     running = runtime.submit(iterate(Sleep(0.3)))  # the child must not wait for what only its parent runs
     if not (child := os.fork()):
         signal.alarm(20)
+        runtime.drain()
         made = runtime.submit(create("in the child")).result(10)
         found = run(iterate(All([Get("a"), Get("in the child"), Get("c")])), storage)
         runtime.close()
