@@ -1,0 +1,520 @@
+"""How records become durable.
+
+Rules of this module:
+
+- A record is durable once the conditional write that carries it has succeeded; only then is its caller told.
+- **Group commit.** Callers of one thread queue. Whoever finds nobody committing leads: it commits what is queued as one
+  frame, then hands over to the next in the queue. A caller that is cancelled or interrupted hands over, too.
+- A batch keeps its commit id and its members until it is known what became of it: a failed conditional write does not
+  tell, for it may have been our own write, answered twice, that made it fail. So before a batch is sent again, the
+  manifest is read again and asked for the commit id.
+- Values too large for a frame go first, into a segment. A flush is uploaded beside a commit, and lands with the next.
+- What is sent is made from the view that it is conditional on. After a conflict it is made anew.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, InvalidStateError
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from lsm.errors import CommitTimeout, ConcurrentRunError, Conflict, LSMError, Throttled, Unavailable
+from lsm.flush import landed, prepare
+from lsm.format import patch
+from lsm.format.manifest import CommitId, Frame, Header, pack_frame, pack_header
+from lsm.format.names import make_ulid, segment_key
+from lsm.format.records import (
+    Blob,
+    Checkpoint,
+    Pieces,
+    Place,
+    Record,
+    Typed,
+    Writes,
+    pack,
+    pack_patch,
+    pack_whole,
+    version_key,
+)
+from lsm.format.segment import SegmentInfo, SegmentWriter, Slot
+from lsm.limits import MANIFEST
+from lsm.process import Known, Process, Thread, refresh
+from lsm.read import latest
+from lsm.root import verify_root
+from lsm.steps import All, Append, Create, Now, PutIf, Sleep, Steps, Wait, results
+from lsm.view import BlobKey, View, assemble
+
+logger = logging.getLogger("lsm")
+
+_LEAD = object()
+_MOST_VALUES = 8 << 20  # in one batch, in bytes
+_MOST_STUBS = 48 << 10
+_LARGEST_STUB = 64 << 10
+_FIRST_PAUSE = 0.02
+_LONGEST_PAUSE = 2.0
+
+
+@dataclass(eq=False, slots=True)
+class Put:
+    """A checkpoint to store.
+
+    Attributes:
+        checkpoint: Its record, with its value inside and an empty table.
+        values: The version and the value of every channel that has a new one; `None` for a channel that is empty.
+        exclusive: Refuse it unless its parent is the namespace's head.
+    """
+
+    checkpoint: Checkpoint
+    values: Mapping[str, tuple[Version, Typed | None]]
+    exclusive: bool = False
+
+    @property
+    def record(self) -> Record:
+        """Its main record."""
+        return self.checkpoint
+
+    @property
+    def size(self) -> int:
+        """About how many bytes it adds, before patches."""
+        return len(self.checkpoint.value) + sum(len(value[1]) for _, value in self.values.values() if value)
+
+
+@dataclass(eq=False, slots=True)
+class PutWrites:
+    """Writes to store."""
+
+    writes: Writes
+
+    @property
+    def record(self) -> Record:
+        """Its record."""
+        return self.writes
+
+    @property
+    def size(self) -> int:
+        """About how many bytes it adds."""
+        return len(self.writes.value)
+
+
+@dataclass(eq=False, slots=True)
+class Nothing:
+    """No record: only to have the tail flushed."""
+
+    record: None = None
+    size: int = 0
+
+
+Change = Put | PutWrites | Nothing
+
+
+@dataclass(eq=False, slots=True)
+class Entry:
+    """A caller in the queue; its record takes `stub` bytes beside its value."""
+
+    change: Change
+    stub: int
+    done: Future[Any] = field(default_factory=Future)
+
+
+@dataclass(eq=False, slots=True)
+class Batch:
+    """What is committed as one frame.
+
+    Attributes:
+        members: Whose records it holds.
+        id: Its commit id.
+        sent: Whether it may be stored already.
+        uploaded: The segment with its large values, once that is stored.
+    """
+
+    members: list[Entry]
+    id: CommitId
+    sent: bool = False
+    uploaded: _Values | None = None
+
+
+@dataclass(eq=False, slots=True)
+class _Values:
+    """A segment of large values."""
+
+    info: SegmentInfo
+    body: bytes
+    values: list[bytes]
+    slots: list[Slot]
+    made: float
+    incarnation: bytes
+
+    def serves(self, bodies: list[bytes], view: View, oldest: float) -> bool:
+        """Whether it can be used again. Whoever deletes a thread deletes what was uploaded for that incarnation."""
+        return self.values == bodies and self.incarnation == view.incarnation and self.made >= oldest
+
+
+def commit(process: Process, thread: Thread, change: Change) -> Steps[None]:
+    """Store a change, together with those that are queued at the time.
+
+    Raises:
+        CommitTimeout: If other writers or the store kept it from being stored until the deadline.
+        ConcurrentRunError: If it is exclusive and the head is another.
+        StorageError: If the store refuses.
+        ValueError: If its names alone are too large.
+    """
+    entry = Entry(change, _stub_size(change.record) if change.record else 0)
+    with thread.lock:
+        thread.queue.append(entry)
+        lead, thread.leading = not thread.leading, True
+        process.busy[thread.id] = thread
+    if not lead:
+        try:
+            lead = (yield Wait(entry.done)) is _LEAD
+        except LSMError:
+            raise
+        except BaseException:
+            _leave(process, thread, entry)
+            raise
+    if lead:
+        yield from _lead(process, thread, entry)
+
+
+def _leave(process: Process, thread: Thread, entry: Entry) -> None:
+    """A waiting caller was interrupted: take it out of the queue, and do not keep the lead if it was given it."""
+    with thread.lock:
+        leads = entry.done.done() and not entry.done.exception() and entry.done.result() is _LEAD
+        if entry in thread.queue:
+            thread.queue.remove(entry)
+    if leads:
+        _hand_over(process, thread)
+
+
+def _hand_over(process: Process, thread: Thread) -> None:
+    """Let the next caller lead: one of a batch whose fate is open, or the first in the queue."""
+    while True:
+        with thread.lock:
+            waiting = [*(thread.batch.members if thread.batch else ()), *thread.queue]
+            heir = next((entry for entry in waiting if not entry.done.done()), None)
+            if heir is None:
+                thread.leading = False
+                thread.batch = None
+                process.busy.pop(thread.id, None)
+                return
+        if _settle(heir, _LEAD):
+            return
+
+
+def _settle(entry: Entry, result: Any) -> bool:
+    """Tell a caller, unless it has been told already."""
+    try:
+        if isinstance(result, BaseException):
+            entry.done.set_exception(result)
+        else:
+            entry.done.set_result(result)
+    except InvalidStateError:  # it has been told, or has left
+        return False
+    return True
+
+
+def _lead(process: Process, thread: Thread, own: Entry) -> Steps[None]:
+    """Commit batches until the own entry is in one, then hand over."""
+    outcome: Future[Any] = Future()
+    if own.done.done():  # with the sign to lead: from now on the outcome counts
+        own.done = outcome
+    try:
+        while not own.done.done():
+            with thread.lock:
+                batch = thread.batch = thread.batch or _next_batch(thread)
+            try:
+                yield from _commit_batch(process, thread, batch)
+            except LSMError as error:
+                for entry in batch.members:
+                    _settle(entry, error)
+            with thread.lock:
+                thread.batch = None
+    finally:
+        if not own.done.done():  # interrupted: nobody waits for it any more
+            own.done.cancel()
+        _hand_over(process, thread)
+    own.done.result()
+
+
+def _next_batch(thread: Thread) -> Batch:
+    members: list[Entry] = []
+    values = stubs = 0
+    while thread.queue and (not members or (values < _MOST_VALUES and stubs + thread.queue[0].stub < _MOST_STUBS)):
+        entry = thread.queue.popleft()
+        members.append(entry)
+        values += entry.change.size
+        stubs += entry.stub
+    thread.commits += 1
+    return Batch(members, (thread.writer, thread.commits))
+
+
+def _commit_batch(process: Process, thread: Thread, batch: Batch) -> Steps[None]:
+    last = yield Now()
+    elapsed, pause, view = 0.0, _FIRST_PAUSE, thread.view
+    stale = view is None or batch.sent
+    while True:
+        try:
+            if stale:
+                view = yield from _look(process, thread)
+                if view is not None and batch.sent and view.committed(batch.id):
+                    logger.debug("thread %r: commit %s was stored although its answer was lost", thread.id, batch.id)
+                    return _succeed(batch)
+                stale = False
+            elif not process.root_verified:
+                yield from _look(process, thread)
+            yield from _send(process, thread, view, batch)
+            return _succeed(batch)
+        except (Conflict, Throttled, Unavailable) as error:
+            last_error, stale = error, True
+        now = yield Now()
+        elapsed, last = elapsed + max(0.0, now - last), now  # a clock that is set back does not end the patience
+        if elapsed > process.limits.commit_deadline:
+            raise CommitTimeout(
+                f"thread {thread.id!r} in {process.url}: a commit to {thread.key} did not succeed within "
+                f"{process.limits.commit_deadline:g} s ({last_error}); it may be tried again"
+            ) from last_error
+        logger.debug("thread %r: commit %s is tried again (%s)", thread.id, batch.id, last_error)
+        if not isinstance(last_error, Conflict) or pause > _FIRST_PAUSE:
+            yield Sleep(pause * (0.5 + int.from_bytes(process.entropy(2), "big") / 65536))
+        pause = min(pause * 2, _LONGEST_PAUSE)
+
+
+def _succeed(batch: Batch) -> None:
+    for entry in batch.members:
+        _settle(entry, None)
+
+
+def _look(process: Process, thread: Thread) -> Steps[View | None]:
+    """The newest view; the root is verified beside, once per process."""
+    if process.root_verified:
+        return (yield from refresh(process, thread))
+    view, _ = results((yield All([refresh(process, thread), verify_root(process.url)])))
+    process.root_verified = True
+    return view  # type: ignore[no-any-return]
+
+
+def _send(process: Process, thread: Thread, view: View | None, batch: Batch) -> Steps[None]:
+    """One attempt to commit a batch on top of a view."""
+    now = yield Now()
+    if view is None:
+        thread.flush = None
+        view = _first_view(process, thread)
+    flush = thread.flush
+    if flush is not None and (not flush.fits(view) or now - flush.made > process.limits.grace / 2):
+        flush = thread.flush = None
+    asked = any(isinstance(entry.change, Nothing) for entry in batch.members)
+    if flush is not None and asked and flush.view.count < view.count:
+        flush = thread.flush = None
+    if flush is None and view.count and (asked or view.size + _MOST_STUBS + process.limits.frame > MANIFEST):
+        flush = prepare(view, process.compression, now, process.entropy(10))
+        results((yield All([Create(segment_key(thread.id, flush.info.ulid), flush.body)])))
+    yield from _refuse(process, thread, view, batch)
+    members = [entry for entry in batch.members if not entry.done.done()]
+    base = view
+    if flush is not None:
+        wanted = {
+            (put.checkpoint.namespace, put.checkpoint.parent)
+            for put in (entry.change for entry in members)
+            if isinstance(put, Put) and put.checkpoint.parent
+        }
+        base = landed(flush, view, process.limits, process.compression, wanted)
+        process.follow(view, base)
+    values: dict[BlobKey, Known] = {}
+    frame, raw = yield from _frame(process, thread, base, members, batch, now, values)
+    if frame is None and flush is None:
+        return
+    if flush is not None or view.tag is None or view.torn:
+        body = b"".join((base.header_bytes, *(each for _, each in base.tail.frames[: base.count]), raw))
+        request: Any = PutIf(thread.key, body, view.tag)
+    else:
+        old = (base.header_bytes, *(each for _, each in base.tail.frames[: base.count]))
+        request = Append(thread.key, old, raw, view.tag)
+    beside = None
+    if flush is None and view.count and view.tail_size + len(raw) > process.limits.tail:
+        beside = prepare(view, process.compression, now, process.entropy(10))
+    requests = [request] if beside is None else [request, Create(segment_key(thread.id, beside.info.ulid), beside.body)]
+    batch.sent = True
+    outcomes = yield All(requests)
+    if isinstance(outcomes[0], BaseException):
+        raise outcomes[0]
+    with thread.lock:
+        after = base.extended([(frame, raw)] if frame else [], outcomes[0])
+    thread.flush = None
+    if flush is not None:
+        logger.debug("thread %r: flushed %d records into segment %s", thread.id, flush.info.rows, flush.info.ulid)
+    process.adopt(thread, after)
+    if beside is not None and not isinstance(outcomes[1], BaseException):
+        thread.flush = beside
+    if frame is not None:
+        _keep_values(process, after, frame, values)
+    logger.debug("thread %r: commit %d with %d changes", thread.id, after.seq, len(members))
+
+
+def _first_view(process: Process, thread: Thread) -> View:
+    header = Header(thread.id, process.entropy(8))
+    return assemble(thread.key, header, pack_header(header, process.compression), (), None)
+
+
+# What a frame says.
+
+
+def _frame(
+    process: Process,
+    thread: Thread,
+    view: View,
+    members: Sequence[Entry],
+    batch: Batch,
+    now: float,
+    values: dict[BlobKey, Known],
+) -> Steps[tuple[Frame | None, bytes]]:
+    """The frame for a view, its large values uploaded. What is known of the values is added to `values`."""
+    records: list[Record] = []
+    taken: set[BlobKey] = set()
+    for entry in members:
+        if isinstance(entry.change, Put):
+            records += _put_records(process, view, entry.change, taken, values)
+        elif isinstance(entry.change, PutWrites):
+            records.append(entry.change.writes)
+    if not records:
+        return None, b""
+    seq = view.seq + 1
+    large = _too_large(process, records)
+    info = None
+    if large:
+        bodies = [record.value for record in large if isinstance(record.value, bytes)]
+        segment = batch.uploaded
+        if segment is None or not segment.serves(bodies, view, now - process.limits.grace / 2):
+            segment = _value_segment(process, view, large, bodies, now)
+            results((yield All([Create(segment_key(thread.id, segment.info.ulid), segment.body)])))
+            batch.uploaded = segment
+        info = replace(segment.info, number=view.next_number, base=seq, top=seq)
+        slots = dict(zip(map(id, large), segment.slots, strict=True))
+        records = [
+            replace(record, value=slots[id(record)].place) if id(record) in slots else record for record in records
+        ]
+    records = [replace(record, seq=seq) for record in records]
+    raw = pack_frame(batch.id, seq, records, info, view.incarnation, process.compression)
+    number = info.number if info else 0
+    final = tuple(
+        replace(record, value=record.value._replace(segment=number)) if isinstance(record.value, Place) else record
+        for record in records
+    )
+    return Frame(batch.id, seq, final, info, len(raw)), raw
+
+
+def _too_large(process: Process, records: Sequence[Record]) -> list[Record]:
+    """The records whose values do not ride in the frame."""
+    by_size = sorted(records, key=lambda record: len(record.value), reverse=True)
+    total = sum(len(record.value) for record in records)
+    large = set()
+    for record in by_size:
+        if len(record.value) <= process.limits.inline and total <= process.limits.frame:
+            break
+        total -= len(record.value)
+        large.add(id(record))
+    return [record for record in records if id(record) in large]
+
+
+def _value_segment(process: Process, view: View, records: Sequence[Record], values: list[bytes], now: float) -> _Values:
+    writer = SegmentWriter(make_ulid(now, process.entropy(10)), process.compression, values=True)
+    slots = [writer.store(type(record), value) for record, value in zip(records, values, strict=True)]
+    info = writer.finish()
+    return _Values(info, writer.take(), values, slots, now, view.incarnation)
+
+
+def _put_records(
+    process: Process, view: View, put: Put, taken: set[BlobKey], values: dict[BlobKey, Known]
+) -> list[Record]:
+    checkpoint = put.checkpoint
+    parent = _find_parent(process, view, checkpoint)
+    blobs: list[Record] = []
+    table: dict[str, Pieces] = {}
+    for channel, (version, value) in put.values.items():
+        key = checkpoint.namespace, channel, version_key(version)
+        fresh = key not in taken and view.is_fresh(checkpoint.namespace, channel, version)
+        taken.add(key)
+        blob = Blob(checkpoint.namespace, channel, version, b"", fresh=fresh)
+        blobs.append(_with_value(process, view, parent, blob, value, values))
+    if parent is not None and not view.has(parent):
+        for channel, version in checkpoint.versions.items():
+            if parent.versions.get(channel) != version:
+                continue
+            pieces = view.pieces(parent, channel)
+            if pieces is not None and all(isinstance(piece, Place) for piece in pieces):
+                table[channel] = pieces
+    return [*blobs, replace(checkpoint, table=table)]
+
+
+def _find_parent(process: Process, view: View, checkpoint: Checkpoint) -> Checkpoint | None:
+    """What this process knows of a checkpoint's parent: from the manifest, or because it has read it."""
+    if checkpoint.parent is None:
+        return None
+    found = view.checkpoint(checkpoint.namespace, checkpoint.parent)
+    if found is None:
+        found = process.cache.get(("checkpoint", view.incarnation, checkpoint.namespace, checkpoint.parent))
+    return found
+
+
+def _with_value(
+    process: Process,
+    view: View,
+    parent: Checkpoint | None,
+    blob: Blob,
+    value: Typed | None,
+    values: dict[BlobKey, Known],
+) -> Blob:
+    """A blob with its value: as a patch on the value before it, where that is at hand and makes it smaller."""
+    if value is None:
+        return replace(blob, empty=True)
+    before = parent.versions.get(blob.channel) if parent is not None else None
+    key = blob.namespace, blob.channel, version_key(blob.version)
+    if parent is not None and before is not None and blob.fresh and len(value[1]) >= patch.SMALLEST:
+        pieces = view.pieces(parent, blob.channel)
+        known: Known | None = process.cache.get(process.value_key(view, pieces[-1])) if pieces else None
+        if pieces and known is not None and known[0][0] == value[0] and len(known[1]) == len(pieces):
+            made = patch.extend(known[1], known[0][1], value[1])
+            base = pieces[: made.keep] if made else ()
+            at_hand = view.blob((blob.namespace, blob.channel, version_key(before))) is not None
+            if made is not None and (at_hand or all(isinstance(piece, Place) for piece in base)):
+                values[key] = value, (*known[1][: made.keep], made.link)
+                packed = pack_patch(made.link, made.data)
+                return replace(blob, value=packed, extends=before, keep=made.keep, base=None if at_hand else base)
+    values[key] = value, (patch.whole(value[1]),)
+    return replace(blob, value=pack_whole(value))
+
+
+def _keep_values(process: Process, view: View, frame: Frame, values: Mapping[BlobKey, Known]) -> None:
+    """Keep the values just stored at hand: for the next read, and to find what the next version adds."""
+    for blob in frame.records:
+        if isinstance(blob, Blob) and blob.pieces:
+            known = values[blob.namespace, blob.channel, version_key(blob.version)]
+            cost = len(known[0][1]) + 100 * len(known[1]) + 300
+            process.cache.put(process.value_key(view, blob.pieces[-1]), known, cost)
+
+
+def _refuse(process: Process, thread: Thread, view: View, batch: Batch) -> Steps[None]:
+    """Tell the members that may not be stored on top of a view."""
+    heads: dict[str, str | None] = {}
+    for entry in batch.members:
+        put = entry.change
+        if entry.done.done() or not isinstance(put, Put) or not put.exclusive:
+            continue
+        namespace, parent = put.checkpoint.namespace, put.checkpoint.parent
+        if namespace not in heads:
+            head = yield from latest(process, thread, view, namespace)
+            heads[namespace] = head.checkpoint.id if head else None
+        if heads[namespace] == parent:
+            heads[namespace] = put.checkpoint.id
+        else:
+            _settle(entry, ConcurrentRunError(thread.id, namespace, parent, heads[namespace]))
+
+
+def _stub_size(record: Record) -> int:
+    size = len(pack(replace(record, value=b"")))
+    if size > _LARGEST_STUB:
+        raise ValueError(
+            f"the names in one call take {size:,} bytes, {_LARGEST_STUB:,} is the most: the namespace, the ids and the "
+            "names of channels are too long or too many"
+        )
+    return size

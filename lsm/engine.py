@@ -1,0 +1,256 @@
+"""The engine: what a saver calls.
+
+Rules of this module:
+
+- Every method makes steps; who runs them, and how, is the caller's business (`lsm.drive.Runtime`).
+- It knows which module answers which call, and no more: no bytes, no policy.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from lsm.cache import Cache
+from lsm.commit import Change, Nothing, Put, PutWrites, commit
+from lsm.errors import Conflict, IncompleteWritesError
+from lsm.format.envelope import Compression
+from lsm.format.names import segments_prefix
+from lsm.format.records import Checkpoint, Typed, Version, Writes, pack_payload, pack_writes
+from lsm.history import ChannelHistory, history
+from lsm.limits import FILES, OBJECTS, Limits
+from lsm.listing import Listing
+from lsm.process import Process, refresh
+from lsm.read import Item, Stored, Terms, by_id, latest, materialise, reading
+from lsm.root import verify_root
+from lsm.steps import All, Delete, DeleteIf, List, Now, Steps, results
+from lsm.view import View
+
+logger = logging.getLogger("lsm")
+
+
+class Engine:
+    """The operations of one process on one store.
+
+    Args:
+        url: The store, for messages.
+        appends: Whether the store appends.
+        entropy: Makes random bytes.
+        compression: How new blocks are compressed.
+        cache_bytes: How much is kept at hand, in bytes.
+        limits: Sizes; by default those that suit the kind of store.
+
+    Example:
+        >>> import os
+        >>> from lsm.drive import run
+        >>> from lsm.storage import open_storage
+        >>> storage = open_storage("memory://")
+        >>> engine = Engine(storage.url, storage.appends, os.urandom)
+        >>> value = ("msgpack", b"hello")
+        >>> put = engine.put("t", "", "1", None, ("msgpack", b"{}"), ("msgpack", b"{}"), {"c": "v1"}, {"c": ("v1", value)})
+        >>> run(put, storage)
+        >>> run(engine.get("t", ""), storage).values
+        {'c': ('msgpack', b'hello')}
+    """
+
+    def __init__(
+        self,
+        url: str,
+        appends: bool,
+        entropy: Callable[[int], bytes],
+        *,
+        compression: Compression = "zstd",
+        cache_bytes: int = 256 << 20,
+        limits: Limits | None = None,
+    ):
+        limits = limits or (FILES if appends else OBJECTS)
+        self.process = Process(url, limits, appends, compression, Cache(cache_bytes), entropy)
+
+    def setup(self) -> Steps[None]:
+        """Prove that the store is there and enforces conditional writes."""
+        yield from verify_root(self.process.url)
+        self.process.root_verified = True
+
+    # Writing.
+
+    def put(
+        self,
+        thread_id: str,
+        namespace: str,
+        id_: str,
+        parent: str | None,
+        checkpoint: Typed,
+        metadata: Typed,
+        versions: Mapping[str, Version],
+        values: Mapping[str, tuple[Version, Typed | None]],
+        *,
+        root: str | None = None,
+        terms: Sequence[bytes] = (),
+        deltas: Sequence[str] | None = None,
+        exclusive: bool = False,
+    ) -> Steps[None]:
+        """Store a checkpoint.
+
+        Args:
+            thread_id: The thread.
+            namespace: The namespace.
+            id_: The checkpoint.
+            parent: Its parent.
+            checkpoint: Opaque.
+            metadata: Opaque.
+            versions: The version of every channel.
+            values: The version and value of every channel that has a new one; `None` for a channel that is empty.
+            root: The root checkpoint that a subgraph's one belongs to.
+            terms: Hashes of the metadata, for filters.
+            deltas: The channels that are rebuilt from ancestors' writes, where that is known.
+            exclusive: Refuse it unless the parent is the namespace's head.
+
+        Raises:
+            IncompleteWritesError: If writes of the parent failed in this process and the thread was not read since.
+        """
+        if any(failed[:2] == (namespace, parent) for failed in self.process.failed.get(thread_id, ())):
+            raise IncompleteWritesError(
+                f"thread {thread_id!r}, namespace {namespace!r}: writes of checkpoint {parent!r} could not be stored, "
+                f"so its child {id_!r} is refused: it would hide the loss. Start the run again from what is stored"
+            )
+        now = yield Now()
+        record = Checkpoint(
+            namespace,
+            id_,
+            parent,
+            root,
+            int(now * 1000),
+            dict(versions),
+            {},
+            b"".join(terms),
+            None if deltas is None else tuple(deltas),
+            pack_payload(checkpoint, metadata),
+        )
+        yield from self._commit(thread_id, Put(record, values, exclusive))
+
+    def put_writes(
+        self,
+        thread_id: str,
+        namespace: str,
+        id_: str,
+        task_id: str,
+        task_path: str,
+        writes: Sequence[tuple[int, str, Typed]],
+    ) -> Steps[None]:
+        """Store the writes of a task on a checkpoint.
+
+        Args:
+            thread_id: The thread.
+            namespace: The namespace.
+            id_: The checkpoint.
+            task_id: The task.
+            task_path: Its path.
+            writes: (index, channel, value) of each.
+        """
+        now = yield Now()
+        value = pack_writes(typed for _, _, typed in writes)
+        entries = tuple((index, channel) for index, channel, _ in writes)
+        record = Writes(namespace, id_, task_id, task_path, int(now * 1000), entries, value)
+        failed = self.process.failed
+        try:
+            yield from self._commit(thread_id, PutWrites(record))
+        except BaseException:
+            failed.setdefault(thread_id, set()).add((namespace, id_, task_id))
+            raise
+        if thread_id in failed:
+            failed[thread_id].discard((namespace, id_, task_id))
+
+    def flush(self, thread_id: str) -> Steps[None]:
+        """Put what is in the manifest's frames into a segment."""
+        thread = self.process.thread(thread_id)
+        view = yield from refresh(self.process, thread)
+        if view is not None and view.count:
+            yield from commit(self.process, thread, Nothing())
+
+    def _commit(self, thread_id: str, change: Change) -> Steps[None]:
+        yield from commit(self.process, self.process.thread(thread_id), change)
+
+    # Reading.
+
+    def get(self, thread_id: str, namespace: str, id_: str | None = None) -> Steps[Stored | None]:
+        """A checkpoint by its id, or the one with the highest id.
+
+        Returns:
+            The checkpoint with its values and writes, or `None`.
+        """
+        self.process.failed.pop(thread_id, None)
+        thread = self.process.thread(thread_id)
+
+        def answer(view: View) -> Steps[Stored | None]:
+            item: Item | None
+            if id_ is None:
+                item = yield from latest(self.process, thread, view, namespace)
+            else:
+                item = yield from by_id(self.process, thread, view, namespace, id_)
+            if item is None:
+                return None
+            self._remember(view, item.checkpoint)
+            return (yield from materialise(self.process, thread, view, [item]))[0]
+
+        return (yield from reading(self.process, thread, answer, None))
+
+    def _remember(self, view: View, checkpoint: Checkpoint) -> None:
+        """Keep what a child of a checkpoint will inherit."""
+        if not view.has(checkpoint):
+            key = "checkpoint", view.incarnation, checkpoint.namespace, checkpoint.id
+            self.process.cache.put(key, checkpoint, 1000 + 300 * len(checkpoint.versions))
+
+    def list(
+        self,
+        thread_ids: Sequence[str] | None,
+        namespace: str | None = None,
+        id_: str | None = None,
+        before: str | None = None,
+        terms: Sequence[Terms] = (),
+    ) -> Listing:
+        """Checkpoints, newest first. Takes what `Listing` takes."""
+        return Listing(self.process, thread_ids, namespace, id_, before, terms)
+
+    def history(
+        self, thread_id: str, namespace: str, id_: str | None, channels: Sequence[str]
+    ) -> Steps[dict[str, ChannelHistory]]:
+        """What the ancestors of a checkpoint contributed to some channels."""
+        thread = self.process.thread(thread_id)
+
+        def answer(view: View) -> Steps[dict[str, ChannelHistory]]:
+            return history(self.process, thread, view, namespace, id_, channels)
+
+        return (yield from reading(self.process, thread, answer, {channel: ChannelHistory() for channel in channels}))
+
+    # Removing.
+
+    def delete(self, thread_id: str) -> Steps[None]:
+        """Remove a thread and all of its objects. Two rounds, and the removal of the segments."""
+        thread = self.process.thread(thread_id)
+        while True:
+            view, keys = results((yield All([refresh(self.process, thread), self._segment_keys(thread_id)])))
+            if view is None:
+                return
+            try:
+                yield DeleteIf(thread.key, view.tag)
+            except Conflict:
+                continue
+            break
+        self.process.adopt(thread, None)
+        yield from _delete_all(keys)
+
+    def _segment_keys(self, thread_id: str) -> Steps[Any]:
+        prefix, after = segments_prefix(thread_id), None
+        keys: list[str] = []
+        while True:
+            page = yield List(prefix, after)
+            keys += [entry.key for entry in page.entries]
+            if not page.more:
+                return keys
+            after = keys[-1]
+
+
+def _delete_all(keys: Sequence[str]) -> Steps[None]:
+    for start in range(0, len(keys), 1000):
+        yield Delete(keys[start : start + 1000])

@@ -1,0 +1,98 @@
+"""Where things lie under the root.
+
+Rules of this module:
+
+- It alone knows the layout of keys. All keys are made of lower-case letters, digits, `-`, `_`, `.`, `=` and `/`,
+  so that they are safe on case-insensitive disks and in every object store.
+- The name of a thread is readable and reversible while the thread id is short, and a digest otherwise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+ROOT_KEY = "lsm.json"
+MANIFESTS = "manifests/"
+SEGMENTS = "segments/"
+
+_PLAIN = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-_")
+_LONGEST = 120
+_DIGEST = "=="
+
+
+def thread_name(thread_id: str) -> str:
+    """The name under which a thread's objects lie.
+
+    Args:
+        thread_id: Any non-empty string.
+
+    Returns:
+        The id with every byte but `a-z 0-9 - _` (and `.` inside the name) as `=` and two hex digits, or `==` and a
+        SHA-256 digest where that would be longer than 120 characters.
+
+    Example:
+        >>> thread_name("user-1"), thread_name("A/b"), thread_name("..")
+        ('user-1', '=41=2fb', '=2e=2e')
+    """
+    raw = thread_id.encode("utf-8", "surrogatepass")
+    if len(raw) <= _LONGEST:
+        name = "".join(chr(byte) if chr(byte) in _PLAIN else f"={byte:02x}" for byte in raw)
+        if len(name) <= _LONGEST:
+            return name
+    return _DIGEST + hashlib.sha256(raw).hexdigest()
+
+
+def thread_id_of(name: str) -> str | None:
+    """The thread id that a name stands for, or `None` where the name is a digest (the manifest has the id).
+
+    Example:
+        >>> thread_id_of("=41=2fb"), thread_id_of("==" + "0" * 64)
+        ('A/b', None)
+    """
+    if name.startswith(_DIGEST):
+        return None
+    head, *escaped = name.split("=")
+    raw = head.encode() + b"".join(bytes.fromhex(part[:2]) + part[2:].encode() for part in escaped)
+    return raw.decode("utf-8", "surrogatepass")
+
+
+def _spread(thread_id: str) -> str:
+    return hashlib.sha256(thread_id.encode("utf-8", "surrogatepass")).hexdigest()[:2]
+
+
+def manifest_key(thread_id: str) -> str:
+    """The key of a thread's manifest.
+
+    Example:
+        >>> manifest_key("user-1")
+        'manifests/c6/user-1'
+    """
+    return f"{MANIFESTS}{_spread(thread_id)}/{thread_name(thread_id)}"
+
+
+def segments_prefix(thread_id: str) -> str:
+    """The prefix of the keys of all of a thread's segments."""
+    return f"{SEGMENTS}{_spread(thread_id)}/{thread_name(thread_id)}/"
+
+
+def segment_key(thread_id: str, ulid: str) -> str:
+    """The key of one segment."""
+    return segments_prefix(thread_id) + ulid
+
+
+_CROCKFORD = "0123456789abcdefghjkmnpqrstvwxyz"
+
+
+def make_ulid(now: float, random: bytes) -> str:
+    """A ULID (https://github.com/ulid/spec) in lower case: 48 bits of milliseconds, 80 bits of chance.
+
+    Args:
+        now: Seconds since the epoch.
+        random: At least 10 random bytes.
+
+    Example:
+        >>> make_ulid(0.0, bytes(10))
+        '00000000000000000000000000'
+    """
+    number = (int(now * 1000) & (2**48 - 1)) << 80 | int.from_bytes(random[:10], "big")
+    return "".join(_CROCKFORD[number >> shift & 31] for shift in range(125, -1, -5))

@@ -1,0 +1,247 @@
+"""A value as what changed since an earlier version of it.
+
+Rules of this module:
+
+- Pure functions on bytes. A *patch* is a few spans, each some new bytes and then a stretch of its base. Most channels
+  grow: a list gains an item, so that the count in front of it changes and bytes are added at its end.
+- Finding a patch is comparing at the speed of memory: ahead, over changes of a few bytes, and back from the end. It
+  need not find the smallest one.
+- A value is stored as a *chain* of pieces: a whole one, then patches, each on the value of the pieces before it.
+  Chains stay short the way a log-structured tree does: patches have levels, and seven of one level and the next are
+  merged into one of the level above, so that n versions need about 7 * log8(n) pieces, and every byte is rewritten
+  about log8(n) times. Patches merge without the bytes of their bases (`merge`).
+- A chain never holds more patch bytes than its whole piece has: it is begun anew instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+FAN_IN = 8
+MAX_PIECES = 32
+MAX_SPANS = 64
+SMALLEST = 512
+_STEP = 1 << 16
+_WINDOW = 24
+_REACH = 16
+
+
+class Span(NamedTuple):
+    """`inserted` new bytes, then `length` bytes of the base from `start` on."""
+
+    inserted: int
+    start: int
+    length: int
+
+
+class Link(NamedTuple):
+    """What a chain's owner must remember of one piece: sizes only. The first link of a chain is the whole value."""
+
+    spans: tuple[Span, ...]
+    inserted: int
+    level: int
+
+
+class Patch(NamedTuple):
+    """A patch that takes the place of all pieces after the first `keep` ones; `data` is its new bytes."""
+
+    keep: int
+    link: Link
+    data: bytes
+
+
+def common_prefix(a: bytes, b: bytes, i: int = 0, j: int = 0) -> int:
+    """The number of bytes that `a` from `i` on and `b` from `j` on share at the front.
+
+    Example:
+        >>> common_prefix(b"checkpoint", b"checksum")
+        5
+    """
+    limit = min(len(a) - i, len(b) - j)
+    low = 0
+    while low < limit and a[i + low : i + low + _STEP] == b[j + low : j + low + _STEP]:
+        low += _STEP
+    if low >= limit:
+        return limit
+    high = min(low + _STEP, limit)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[i + low : i + middle] == b[j + low : j + middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def common_suffix(a: bytes, b: bytes, limit: int) -> int:
+    """The number of bytes, at most `limit`, that two values share at the end.
+
+    Example:
+        >>> common_suffix(b"put_writes", b"writes", 5)
+        5
+    """
+    low = 0
+    while low < limit and _before(a, low, _STEP) == _before(b, low, _STEP):
+        low += _STEP
+    if low >= limit:
+        return limit
+    high = min(low + _STEP, limit)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if _before(a, low, middle - low) == _before(b, low, middle - low):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _before(value: bytes, skip: int, size: int) -> bytes:
+    end = len(value) - skip
+    return value[max(0, end - size) : end]
+
+
+def diff(old: bytes, new: bytes) -> list[Span]:
+    """The spans that make `new` of `old`.
+
+    Example:
+        >>> diff(b"\\x02" + b"a" * 90, b"\\x03" + b"a" * 90 + b"bb")
+        [Span(inserted=1, start=1, length=90), Span(inserted=2, start=0, length=0)]
+    """
+    spans: list[Span] = []
+    i = j = done = 0
+    while len(spans) < MAX_SPANS // 4:
+        shared = common_prefix(old, new, i, j)
+        if shared:
+            spans.append(Span(j - done, i, shared))
+            i, j = i + shared, j + shared
+            done = j
+        step = _resync(old, i, new, j)
+        if step is None:
+            break
+        i, j = i + step[0], j + step[1]
+    back = common_suffix(old, new, min(len(old) - i, len(new) - j))
+    if back >= _REACH:
+        spans.append(Span(len(new) - back - done, len(old) - back, back))
+        done = len(new)
+    if done < len(new):
+        spans.append(Span(len(new) - done, 0, 0))
+    return spans
+
+
+def _resync(old: bytes, i: int, new: bytes, j: int) -> tuple[int, int] | None:
+    """How far to skip in both values to be at the same bytes again, if that is near."""
+    for skip in range(_REACH):
+        key = old[i + skip : i + skip + _WINDOW]
+        if len(key) < _WINDOW:
+            return None
+        found = new.find(key, j, j + _REACH + _WINDOW)
+        if found >= 0:
+            return skip, found - j
+    return None
+
+
+def merge(first: Sequence[Span], second: Sequence[Span]) -> list[Span]:
+    """The spans of two patches in a row, as one patch on the base of the first.
+
+    Example:
+        >>> merge([Span(1, 1, 90)], [Span(0, 0, 1), Span(2, 1, 90)])
+        [Span(inserted=3, start=1, length=90)]
+    """
+    bounds = [0]
+    for span in first:
+        bounds += [bounds[-1] + span.inserted, bounds[-1] + span.inserted + span.length]
+    merged: list[Span] = []
+    pending = 0
+
+    def copy(start: int, length: int) -> None:
+        nonlocal pending
+        if merged and not pending and merged[-1].start + merged[-1].length == start:
+            merged[-1] = merged[-1]._replace(length=merged[-1].length + length)
+        else:
+            merged.append(Span(pending, start, length))
+        pending = 0
+
+    for span in second:
+        pending += span.inserted
+        low, high = span.start, span.start + span.length
+        for at, (begin, end) in enumerate(pairwise(bounds)):
+            left, right = max(begin, low), min(end, high)
+            if left >= right:
+                continue
+            if at % 2:
+                copy(first[at // 2].start + left - begin, right - left)
+            else:
+                pending += right - left
+    if pending:
+        merged.append(Span(pending, 0, 0))
+    return merged
+
+
+def whole(value: bytes) -> Link:
+    """The link of a piece that is stored whole."""
+    return Link((), len(value), 0)
+
+
+def extend(chain: Sequence[Link], old: bytes, new: bytes) -> Patch | None:
+    """The patch to store for a new version of a value.
+
+    Args:
+        chain: The links of the version before.
+        old: The bytes of the version before.
+        new: The bytes of the new version.
+
+    Returns:
+        The patch, or `None` where the value is better stored whole.
+
+    Example:
+        >>> old, new = bytes(1000), bytes(1000) + b"more"
+        >>> patch = extend([whole(old)], old, new)
+        >>> patch.keep, patch.data, apply(old, patch.link.spans, patch.data) == new
+        (1, b'more', True)
+    """
+    if len(new) < SMALLEST:
+        return None
+    spans = diff(old, new)
+    level, keep = 0, len(chain)
+    while keep > 1 and chain[keep - 1].level == level and _run(chain, keep) == FAN_IN - 1:
+        level += 1
+        for _ in range(FAN_IN - 1):
+            keep -= 1
+            spans = merge(chain[keep].spans, spans)
+    inserted = sum(span.inserted for span in spans)
+    stored = sum(piece.inserted for piece in chain[1:keep]) + inserted
+    small = inserted * 2 <= len(new) and stored <= max(chain[0].inserted, SMALLEST)
+    if keep >= MAX_PIECES or len(spans) > MAX_SPANS or not small:
+        return None
+    parts, at = [], 0
+    for span in spans:
+        parts.append(new[at : at + span.inserted])
+        at += span.inserted + span.length
+    return Patch(keep, Link(tuple(spans), inserted, level), b"".join(parts))
+
+
+def _run(chain: Sequence[Link], end: int) -> int:
+    """How many patches of one level stand at the end of the first `end` pieces."""
+    level, start = chain[end - 1].level, end
+    while start > 1 and chain[start - 1].level == level:
+        start -= 1
+    return end - start
+
+
+def apply(base: bytes, spans: Sequence[Span], data: bytes) -> bytes:
+    """The value that a patch makes of its base.
+
+    Raises:
+        ValueError: If the patch does not fit its base or its data.
+    """
+    parts, at = [], 0
+    for inserted, start, length in spans:
+        if start + length > len(base):
+            raise ValueError(f"a patch keeps bytes {start} to {start + length} of a value of {len(base)}")
+        parts += [data[at : at + inserted], base[start : start + length]]
+        at += inserted
+    if at != len(data):
+        raise ValueError(f"a patch inserts {at} bytes and has {len(data)}")
+    return b"".join(parts)

@@ -1,0 +1,411 @@
+"""Records: what the engine stores, in memory and as bytes.
+
+Rules of this module:
+
+- Three kinds: a `Checkpoint`, the `Writes` of one `put_writes` call, and a `Blob` (one channel at one version). A
+  record is a small *stub* (keys, links, where things are) and a *value* (opaque bytes). Frames, the header and the
+  indexes of segments hold stubs; the value lies in the stub, or where its `Place` says.
+- `seq` is the number of the commit that made a record. Of two records with one key the higher `seq` is the newer.
+- A record in a segment refers to its own segment as segment 0, and counts `seq` from the segment's base.
+- Nothing is unpacked that is not of the expected type: what comes from storage is data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, TypeVar
+
+import msgpack
+
+from lsm.errors import CorruptionError
+from lsm.format import patch
+
+Version = str | int | float
+Typed = tuple[str, bytes]
+"""What a serialiser makes: the name of an encoding, and bytes."""
+
+HIDDEN = 1
+"""Kept only for its descendants' sake: walked, but neither listed nor loaded."""
+ORPHAN = 2
+"""Its parent is hidden or gone: shown without one."""
+
+
+class Place(NamedTuple):
+    """Where a value lies: `length` bytes at `start` of the unsealed block at `[offset, offset + stored)`."""
+
+    segment: int
+    offset: int
+    stored: int
+    start: int
+    length: int
+
+
+Value = bytes | Place
+
+
+@dataclass(slots=True, eq=False)
+class Blob:
+    """The value of one channel at one version.
+
+    Attributes:
+        extends: For a patch, the version whose pieces it takes over, or `None`.
+        keep: How many of those pieces.
+        base: Those pieces, or `None` where they are to be found by `extends`.
+        fresh: Whether this key is proved never to have been stored before.
+        empty: The channel had no value.
+    """
+
+    namespace: str
+    channel: str
+    version: Version
+    value: Value
+    seq: int = 0
+    extends: Version | None = None
+    keep: int = 0
+    fresh: bool = False
+    empty: bool = False
+    base: Pieces | None = None
+
+    @property
+    def pieces(self) -> Pieces | None:
+        """Every piece of the value from the whole one to this, or `None` where the base is not known."""
+        if self.empty:
+            return ()
+        if self.extends is not None and self.base is None:
+            return None
+        return (*(self.base or ()), self.value if isinstance(self.value, Place) else self)
+
+
+Piece = Place | Blob
+"""One piece of a value: in a segment, or (a blob with its value inside) in the manifest."""
+Pieces = tuple[Piece, ...]
+"""The pieces of a value, the whole one first; none at all where the channel is known to be empty."""
+
+
+@dataclass(slots=True, eq=False)
+class Checkpoint:
+    """A checkpoint.
+
+    Attributes:
+        root: The checkpoint of the root namespace that it belongs to, for a subgraph's.
+        time: When it was put, in milliseconds since the epoch.
+        versions: The version of every channel.
+        table: Where the values are, as far as this is known: a hint. Keys of `versions` that are missing here are
+            looked up by (namespace, channel, version).
+        terms: The hashes of its metadata, 8 bytes each, in a row.
+        deltas: The channels that are rebuilt from their ancestors' writes, or `None` where nobody said.
+        flags: `HIDDEN`, `ORPHAN`.
+    """
+
+    namespace: str
+    id: str
+    parent: str | None
+    root: str | None
+    time: int
+    versions: dict[str, Version]
+    table: dict[str, Pieces]
+    terms: bytes
+    deltas: tuple[str, ...] | None
+    value: Value
+    flags: int = 0
+    seq: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Writes:
+    """The writes of one task, as one call stored them.
+
+    Attributes:
+        entries: (index, channel) of each; negative indices are LangGraph's special writes.
+    """
+
+    namespace: str
+    id: str
+    task_id: str
+    task_path: str
+    time: int
+    entries: tuple[tuple[int, str], ...]
+    value: Value
+    seq: int = 0
+
+
+Record = Checkpoint | Writes | Blob
+
+
+def version_key(version: Version) -> str:
+    """One text for each version that Python's `==` tells apart (`1 == 1.0 == True`).
+
+    Example:
+        >>> version_key("7"), version_key(7), version_key(7.0), version_key(0.5)
+        ('s7', 'n7', 'n7', 'n0.5')
+    """
+    if isinstance(version, str):
+        return "s" + version
+    if version == (whole := int(version)):
+        return f"n{whole}"
+    return f"n{float(version)!r}"
+
+
+# Values: what a place or a stub holds.
+
+
+def pack_payload(checkpoint: Typed, metadata: Typed) -> bytes:
+    """The value of a `Checkpoint`."""
+    return _packb((*checkpoint, *metadata))
+
+
+def unpack_payload(value: bytes, where: str) -> tuple[Typed, Typed]:
+    """The inverse of `pack_payload`: the serialised checkpoint and metadata."""
+    fields = _unpack_list(value, where)
+    _expect(len(fields) == 4, where)
+    return _typed(fields[0], fields[1], where), _typed(fields[2], fields[3], where)
+
+
+def pack_writes(values: Iterable[Typed]) -> bytes:
+    """The value of `Writes`: the values in the order of its entries."""
+    return _packb([part for typed in values for part in typed])
+
+
+def unpack_writes(value: bytes, where: str) -> list[Typed]:
+    """The inverse of `pack_writes`."""
+    fields = _unpack_list(value, where)
+    _expect(len(fields) % 2 == 0, where)
+    return [_typed(fields[i], fields[i + 1], where) for i in range(0, len(fields), 2)]
+
+
+def pack_whole(value: Typed) -> bytes:
+    """The value of a `Blob` that is stored whole."""
+    return _packb(value)
+
+
+def pack_patch(link: patch.Link, data: bytes) -> bytes:
+    """The value of a `Blob` that is stored as a patch."""
+    return _packb((None, data, [number for span in link.spans for number in span], link.level))
+
+
+def unpack_pieces(pieces: Sequence[bytes], where: str) -> tuple[Typed, tuple[patch.Link, ...]]:
+    """Put a value together.
+
+    Args:
+        pieces: The values of its pieces, the whole one first.
+        where: The object, for errors.
+
+    Returns:
+        The value, and its chain.
+    """
+    links: list[patch.Link] = []
+    kind, data = "", b""
+    for piece in pieces:
+        fields = _unpack_list(piece, where)
+        if not links:
+            _expect(len(fields) == 2, where)
+            kind, data = _typed(fields[0], fields[1], where)
+            links.append(patch.whole(data))
+            continue
+        _expect(len(fields) == 4 and fields[0] is None and isinstance(fields[1], bytes), where)
+        numbers, level = fields[2], fields[3]
+        _expect(isinstance(numbers, list) and len(numbers) % 3 == 0 and isinstance(level, int), where)
+        _expect(all(type(number) is int and number >= 0 for number in numbers), where)
+        spans = tuple([patch.Span(*numbers[at : at + 3]) for at in range(0, len(numbers), 3)])
+        link = patch.Link(spans, len(fields[1]), level)
+        try:
+            data = patch.apply(data, spans, fields[1])
+        except ValueError as error:
+            raise CorruptionError(f"{where}: {error}") from error
+        links.append(link)
+    _expect(bool(links), where)
+    return (kind, data), tuple(links)
+
+
+# Stubs.
+
+
+def pack(record: Record, base: int = 0, place: Callable[[Any], Place] | None = None) -> bytes:
+    """One record as bytes.
+
+    Args:
+        record: What to pack. Places must be final.
+        base: What its `seq` is counted from.
+        place: Turns what stands for a value or piece (a segment writer's slot) into its place.
+    """
+
+    def packed(value: Any) -> Any:
+        if isinstance(value, bytes):
+            return value
+        return tuple(value if isinstance(value, Place) else place(value) if place else _no_place(value))
+
+    seq = record.seq - base
+    if isinstance(record, Checkpoint):
+        table = [
+            (channel, version, None if pieces is None else [part for piece in pieces for part in packed(piece)])
+            for channel, version in record.versions.items()
+            for pieces in (record.table.get(channel),)
+        ]
+        fields: tuple[Any, ...] = (
+            0,
+            seq,
+            packed(record.value),
+            record.namespace,
+            record.id,
+            record.parent,
+            record.root,
+            record.time,
+            record.flags,
+            record.terms,
+            record.deltas,
+            table,
+        )
+    elif isinstance(record, Writes):
+        entries = [part for entry in record.entries for part in entry]
+        fields = (
+            1,
+            seq,
+            packed(record.value),
+            record.namespace,
+            record.id,
+            record.task_id,
+            record.task_path,
+            record.time,
+            entries,
+        )
+    else:
+        flags = record.fresh | record.empty << 1
+        base_pieces = None if record.base is None else [part for piece in record.base for part in packed(piece)]
+        fields = (
+            2,
+            seq,
+            packed(record.value),
+            record.namespace,
+            record.channel,
+            record.version,
+            record.extends,
+            record.keep,
+            flags,
+            base_pieces,
+        )
+    return _packb(fields)
+
+
+def _no_place(value: object) -> Place:
+    raise TypeError(f"{value!r} has no place yet")
+
+
+def unpack(data: bytes, where: str, segment: int = 0, base: int = 0) -> Record:
+    """The inverse of `pack`.
+
+    Args:
+        data: What `pack` made.
+        where: The object, for errors.
+        segment: The number of the segment that it was read from, if it was.
+        base: What its `seq` is counted from.
+    """
+    fields = _unpack_list(data, where)
+    try:
+        kind, seq, value, *rest = fields
+        if isinstance(value, list):
+            value = _place(value, 0, segment)
+        _expect(isinstance(value, (bytes, Place)) and type(seq) is int, where)
+        if kind == 0:
+            return _unpack_checkpoint(rest, value, seq + base, segment, where)
+        if kind == 1:
+            namespace, id_, task_id, task_path, time, entries = rest
+            _texts(where, namespace, id_, task_id, task_path)
+            pairs = tuple(zip(map(int, entries[::2]), map(_text, entries[1::2]), strict=True))
+            return Writes(namespace, id_, task_id, task_path, int(time), pairs, value, seq + base)
+        _expect(kind == 2, where)
+        namespace, channel, version, extends, keep, flags, pieces = rest
+        _texts(where, namespace, channel)
+        return Blob(
+            namespace,
+            channel,
+            _version(version),
+            value,
+            seq + base,
+            None if extends is None else _version(extends),
+            int(keep),
+            bool(flags & 1),
+            bool(flags & 2),
+            None if pieces is None else _places(pieces, segment),
+        )
+    except (ValueError, TypeError, IndexError) as error:
+        raise CorruptionError(f"{where}: a record is not well formed ({error})") from error
+
+
+def _unpack_checkpoint(rest: list[Any], value: Value, seq: int, segment: int, where: str) -> Checkpoint:
+    namespace, id_, parent, root, time, flags, terms, deltas, table = rest
+    _texts(where, namespace, id_)
+    _expect(isinstance(terms, bytes) and all(x is None or isinstance(x, str) for x in (parent, root)), where)
+    return Checkpoint(
+        namespace,
+        id_,
+        parent,
+        root,
+        int(time),
+        {_text(channel): _version(version) for channel, version, _ in table},
+        {channel: _places(pieces, segment) for channel, _, pieces in table if pieces is not None},
+        terms,
+        None if deltas is None else tuple(map(_text, deltas)),
+        value,
+        int(flags),
+        seq,
+    )
+
+
+def with_value(record: RecordT, value: Value) -> RecordT:
+    """The same record with its value elsewhere."""
+    return replace(record, value=value)
+
+
+RecordT = TypeVar("RecordT", Checkpoint, Writes, Blob)
+
+
+def _packb(value: Any) -> bytes:
+    packed: bytes = msgpack.packb(value, unicode_errors="surrogatepass")
+    return packed
+
+
+def _unpack_list(data: bytes, where: str) -> list[Any]:
+    try:
+        value = msgpack.unpackb(data, unicode_errors="surrogatepass", strict_map_key=False)
+    except Exception as error:  # msgpack raises several kinds, ValueError's and its own
+        raise CorruptionError(f"{where}: a record does not unpack ({error})") from error
+    _expect(isinstance(value, list), where)
+    return value  # type: ignore[no-any-return]
+
+
+def _expect(condition: bool, where: str) -> None:
+    if not condition:
+        raise CorruptionError(f"{where}: a record is not well formed")
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{type(value).__name__} where text belongs")
+    return value
+
+
+def _texts(where: str, *values: Any) -> None:
+    _expect(all(isinstance(value, str) for value in values), where)
+
+
+def _version(value: Any) -> Version:
+    if not isinstance(value, (str, int, float)):
+        raise TypeError(f"{type(value).__name__} where a version belongs")
+    return value
+
+
+def _typed(kind: Any, data: Any, where: str) -> Typed:
+    _expect(isinstance(kind, str) and isinstance(data, bytes), where)
+    return kind, data
+
+
+def _place(numbers: list[Any], start: int, segment: int) -> Place:
+    place = Place(*numbers[start : start + 5])
+    if any(type(number) is not int or number < 0 for number in place):
+        raise TypeError("a place is not made of numbers")
+    return place if place.segment else place._replace(segment=segment)
+
+
+def _places(numbers: list[Any], segment: int) -> Pieces:
+    return tuple([_place(numbers, start, segment) for start in range(0, len(numbers), 5)])

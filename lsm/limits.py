@@ -1,0 +1,48 @@
+"""Sizes that bound what is stored and sent.
+
+Rules of this module:
+
+- The numbers that decide when something is flushed, split or refused stand here, with their reasons, and nowhere else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MANIFEST = 256 << 10
+"""No manifest is larger, in bytes."""
+HEADER = 64 << 10
+"""No header is larger, in bytes."""
+VALUE = 2**32 - 1024
+"""No single value is larger, in bytes: lengths are four bytes on storage."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What depends on the kind of store.
+
+    Attributes:
+        inline: A record whose value is larger goes into a segment, in bytes.
+        frame: A commit whose records are larger together sends its largest into a segment, in bytes.
+        tail: Frames that are larger together are flushed, in bytes.
+        heads: How much of the header may go to heads and their values, in bytes.
+        small: A head's values stay in the header if they are no larger together, in bytes.
+        directory: How many segments there may be before a commit compacts the thread itself.
+        commit_deadline: How long a commit tries, in seconds.
+        grace: How long an object that nobody refers to is left alone, in seconds.
+    """
+
+    inline: int
+    frame: int
+    tail: int
+    heads: int
+    small: int
+    directory: int = 96
+    commit_deadline: float = 60.0
+    grace: float = 3600.0
+
+
+OBJECTS = Limits(inline=8 << 10, frame=12 << 10, tail=32 << 10, heads=8 << 10, small=3 << 10)
+"""The manifest is sent again with every commit, so it is kept short."""
+FILES = Limits(inline=24 << 10, frame=40 << 10, tail=144 << 10, heads=16 << 10, small=4 << 10)
+"""Frames are appended, so a long tail costs nothing and saves flushes."""

@@ -1,0 +1,332 @@
+"""A thread as one version of its manifest tells it.
+
+Rules of this module:
+
+- Pure: no requests. A `View` answers from the header and the frames alone, and says when that is not enough.
+- The records of the frames are indexed once, in a `Tail` that grows as frames are appended and that the views of one
+  header share; a view sees the records up to its own commit number only. So a reader's view never changes under it.
+- Where the values of a checkpoint are (its *table*) is settled when its record is indexed: from the blobs in the
+  tail, from what the record itself says, or from its parent. All processes settle it alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from lsm.errors import CorruptionError
+from lsm.format.bloom import has
+from lsm.format.manifest import CommitId, Frame, Header, unpack_frames, unpack_header
+from lsm.format.records import HIDDEN, Blob, Checkpoint, Pieces, Place, Record, Version, Writes, version_key
+from lsm.format.segment import SegmentInfo, blob_term, namespace_term
+from lsm.steps import Tag
+
+BlobKey = tuple[str, str, str]
+CheckpointKey = tuple[str, str]
+R = TypeVar("R", Checkpoint, Blob)
+
+
+@dataclass(slots=True)
+class Tail:
+    """The records of a header and of the frames after it, by key. Only ever added to."""
+
+    seq: int
+    frames: list[tuple[CommitId, bytes]] = field(default_factory=list)
+    segments: dict[int, SegmentInfo] = field(default_factory=dict)
+    numbers: dict[int, SegmentInfo] = field(default_factory=dict)
+    checkpoints: dict[str, dict[str, list[Checkpoint]]] = field(default_factory=dict)
+    writes: dict[CheckpointKey, list[Writes]] = field(default_factory=dict)
+    blobs: dict[BlobKey, list[Blob]] = field(default_factory=dict)
+    heads: dict[str, str] = field(default_factory=dict)
+    peaks: dict[tuple[str, str], Version] = field(default_factory=dict)
+    carried_heads: dict[str, str] = field(default_factory=dict)
+    overriding: tuple[SegmentInfo, ...] = ()
+    size: int = 0
+
+    def carry(self, header: Header) -> None:
+        """Index what a header carries."""
+        self.numbers.update((info.number, info) for info in header.segments)
+        for record in header.carried:
+            self._apply(record)
+        for namespace, channel, version in header.peaks:
+            self._raise_peak((namespace, channel), version)
+        self.carried_heads.update(header.heads)
+        self.overriding = tuple(info for info in header.segments if info.overrides)
+
+    def append(self, frame: Frame, raw: bytes) -> None:
+        """Index one more frame."""
+        if frame.segment is not None:
+            self.segments[frame.segment.number] = self.numbers[frame.segment.number] = frame.segment
+        for record in frame.records:
+            self._apply(record)
+        self.frames.append((frame.commit, raw))
+        self.size += len(raw)
+        self.seq = frame.seq
+
+    def _apply(self, record: Record) -> None:
+        if isinstance(record, Blob):
+            self._apply_blob(record)
+        elif isinstance(record, Writes):
+            self.writes.setdefault((record.namespace, record.id), []).append(record)
+        else:
+            record.table = self._table(record)
+            by_id = self.checkpoints.setdefault(record.namespace, {})
+            by_id.setdefault(record.id, []).append(record)
+            if not record.flags & HIDDEN and record.id > self.heads.get(record.namespace, ""):
+                self.heads[record.namespace] = record.id
+            for channel, version in record.versions.items():
+                self._raise_peak((record.namespace, channel), version)
+
+    def _apply_blob(self, blob: Blob) -> None:
+        if blob.extends is not None and blob.base is None:
+            base = self.pieces((blob.namespace, blob.channel, version_key(blob.extends)))
+            if base is None or not 0 < blob.keep <= len(base):
+                raise CorruptionError(
+                    f"commit {blob.seq} patches channel {blob.channel!r} of namespace {blob.namespace!r} at version "
+                    f"{blob.extends!r}, which the manifest does not know"
+                )
+            blob.base = base[: blob.keep]
+        self.blobs.setdefault((blob.namespace, blob.channel, version_key(blob.version)), []).append(blob)
+        self._raise_peak((blob.namespace, blob.channel), blob.version)
+
+    def pieces(self, key: BlobKey) -> Pieces | None:
+        """The pieces of the newest blob of a key in the tail."""
+        found = self.blobs.get(key)
+        return found[-1].pieces if found else None
+
+    def _raise_peak(self, channel: tuple[str, str], version: Version) -> None:
+        peak = self.peaks.get(channel)
+        if peak is None or is_later(version, peak):
+            self.peaks[channel] = version
+
+    def _table(self, checkpoint: Checkpoint) -> dict[str, Pieces]:
+        namespace, said = checkpoint.namespace, checkpoint.table
+        parents = self.checkpoints.get(namespace, {}).get(checkpoint.parent or "")
+        parent = parents[-1] if parents else None
+        table = {}
+        for channel, version in checkpoint.versions.items():
+            pieces = self.pieces((namespace, channel, version_key(version)))
+            if pieces is None:
+                pieces = said.get(channel)
+            if pieces is None and parent is not None and parent.versions.get(channel) == version:
+                pieces = parent.table.get(channel)
+            if pieces is not None:
+                table[channel] = pieces
+        return table
+
+
+def is_later(version: Version, than: Version) -> bool:
+    """Whether a version is of the same kind as another and higher: then it has never been used before `than` was
+    the highest."""
+    if isinstance(version, str) or isinstance(than, str):
+        return isinstance(version, str) and isinstance(than, str) and version > than
+    return version > than
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One version of a thread's manifest.
+
+    Attributes:
+        key: The manifest's key.
+        header: Its header.
+        header_bytes: The same, as stored.
+        tail: The records at hand.
+        seq: The number of the last commit that it sees.
+        count: How many frames it sees.
+        tag: The manifest's tag.
+        torn: Whether the stored manifest ends in a torn append, which the next write must cut off.
+    """
+
+    key: str
+    header: Header
+    header_bytes: bytes
+    tail: Tail
+    seq: int
+    count: int
+    tag: Tag
+    torn: bool = False
+
+    @property
+    def size(self) -> int:
+        """The length of the manifest up to this view, in bytes."""
+        return len(self.header_bytes) + self.tail_size
+
+    @property
+    def tail_size(self) -> int:
+        """The length of the frames up to this view, in bytes."""
+        if self.count == len(self.tail.frames):
+            return self.tail.size
+        return sum(len(raw) for _, raw in self.tail.frames[: self.count])
+
+    @property
+    def incarnation(self) -> bytes:
+        """Which life of the thread this is."""
+        return self.header.incarnation
+
+    def extended(self, frames: Sequence[tuple[Frame, bytes]], tag: Tag, torn: bool = False) -> View:
+        """The view after more frames. The frames that the tail has already are only counted."""
+        seq, count = self.seq, self.count
+        for frame, raw in frames:
+            if frame.seq > self.tail.seq:
+                self.tail.append(frame, raw)
+            seq, count = frame.seq, count + 1
+        return replace(self, seq=seq, count=count, tag=tag, torn=torn)
+
+    def committed(self, commit: CommitId) -> bool:
+        """Whether a commit is in this view: in its frames, or among those that the header remembers."""
+        if any(each == commit for each, _ in self.tail.frames[: self.count]):
+            return True
+        return any(writer == commit[0] and count >= commit[1] for writer, count in self.header.commits)
+
+    @property
+    def next_number(self) -> int:
+        """The number that the next segment of the thread gets."""
+        return max(self.header.next_number, 1 + max(self.tail.segments, default=0))
+
+    # Segments.
+
+    def segments(self) -> list[SegmentInfo]:
+        """The directory, oldest first."""
+        added = [info for info in list(self.tail.segments.values()) if info.base <= self.seq]
+        return [*self.header.segments, *added]
+
+    def segment(self, number: int) -> SegmentInfo | None:
+        """A segment by its number, or `None` where it has been replaced."""
+        return self.tail.numbers.get(number)
+
+    def alive(self, pieces: Pieces) -> bool:
+        """Whether all the segments that pieces lie in are still there."""
+        return all(not isinstance(piece, Place) or self.segment(piece.segment) is not None for piece in pieces)
+
+    def may_hold(self, info: SegmentInfo, namespace: str) -> bool:
+        """Whether a segment may have checkpoints or writes of a namespace."""
+        return bool(info.checkpoint_index.covering((namespace, ""), (namespace, "\U0010ffff"))) and has(
+            info.terms, namespace_term(namespace)
+        )
+
+    def holders(self, namespace: str) -> list[SegmentInfo]:
+        """The segments that may have checkpoints or writes of a namespace."""
+        return [info for info in self.segments() if self.may_hold(info, namespace)]
+
+    # Records at hand.
+
+    def newest(self, records: Sequence[R] | None) -> R | None:
+        """The newest of the records of one key that this view sees."""
+        for record in reversed(records or ()):
+            if record.seq <= self.seq:
+                return record
+        return None
+
+    def checkpoint(self, namespace: str, id_: str) -> Checkpoint | None:
+        """A checkpoint, if it is at hand."""
+        return self.newest(self.tail.checkpoints.get(namespace, {}).get(id_))
+
+    def checkpoints(self, namespace: str | None = None) -> Iterator[Checkpoint]:
+        """All checkpoints at hand, in no order."""
+        spaces = [namespace] if namespace is not None else list(self.tail.checkpoints)
+        for space in spaces:
+            for records in list(self.tail.checkpoints.get(space, {}).values()):
+                record = self.newest(records)
+                if record is not None:
+                    yield record
+
+    def writes(self, namespace: str, id_: str) -> list[Writes]:
+        """The writes of a checkpoint that are at hand, in order of commit."""
+        return [each for each in self.tail.writes.get((namespace, id_), ()) if each.seq <= self.seq]
+
+    def blob(self, key: BlobKey) -> Blob | None:
+        """The newest blob of a key, if it is at hand."""
+        return self.newest(self.tail.blobs.get(key))
+
+    def has(self, checkpoint: Checkpoint) -> bool:
+        """Whether this very record is at hand."""
+        return self.checkpoint(checkpoint.namespace, checkpoint.id) is checkpoint
+
+    def pieces(self, checkpoint: Checkpoint, channel: str) -> Pieces | None:
+        """Where the value of a checkpoint's channel is, or `None` where it must be looked up by its key."""
+        key = checkpoint.namespace, channel, version_key(checkpoint.versions[channel])
+        blob = self.blob(key)
+        if blob is not None:
+            pieces = blob.pieces
+        else:
+            newer = [info for info in self.tail.overriding if info.top > checkpoint.seq]
+            if newer and any(has(info.terms, blob_term(*key)) for info in newer):
+                return None
+            pieces = checkpoint.table.get(channel)
+        return pieces if pieces is not None and self.alive(pieces) else None
+
+    def head_at_hand(self, namespace: str) -> Checkpoint | None:
+        """The highest checkpoint of a namespace among those at hand."""
+        id_ = self.tail.heads.get(namespace)
+        if id_ is None:
+            return None
+        found = self.checkpoint(namespace, id_)
+        if found is not None and not found.flags & HIDDEN:
+            return found
+        visible = [each for each in self.checkpoints(namespace) if not each.flags & HIDDEN]
+        return max(visible, key=lambda each: each.id, default=None)
+
+    def knows_head(self, namespace: str) -> bool:
+        """Whether the namespace's highest checkpoint is at hand: it is carried, or no segment has any."""
+        return namespace in self.tail.carried_heads or not self.holders(namespace)
+
+    def is_complete(self, namespace: str, id_: str) -> bool:
+        """Whether all that is stored of a checkpoint is at hand, its writes included."""
+        head = self.tail.carried_heads.get(namespace)
+        if head is not None and (id_ == head or (id_ > head and not self.header.stray)):
+            return True
+        return not self.holders(namespace)
+
+    def is_fresh(self, namespace: str, channel: str, version: Version) -> bool:
+        """Whether a version is proved never to have been stored before."""
+        peak = self.tail.peaks.get((namespace, channel))
+        if peak is not None and not is_later(version, peak):
+            return False
+        return self.knows_head(namespace)
+
+
+def open_view(key: str, body: bytes, tag: Tag, thread_id: str | None, torn: bool) -> View:
+    """A view from the bytes of a manifest.
+
+    Args:
+        key: The manifest's key.
+        body: Its bytes.
+        tag: Its tag.
+        thread_id: The thread that it must belong to, if the caller knows.
+        torn: Whether a torn last frame is possible.
+
+    Raises:
+        CorruptionError: If it is damaged, or another thread's.
+        FormatVersionError: If a newer version wrote it.
+    """
+    header, end = unpack_header(body, key)
+    if thread_id is not None and header.thread_id != thread_id:
+        raise CorruptionError(
+            f"{key}: this is the manifest of thread {header.thread_id!r}, not of {thread_id!r}: an object was moved"
+        )
+    frames, whole = unpack_frames(body, end, header.seq, header.incarnation, torn, key)
+    return assemble(key, header, body[:end], zip(frames, cut(body, end, frames), strict=True), tag, whole < len(body))
+
+
+def cut(body: bytes, start: int, frames: Sequence[Frame]) -> list[bytes]:
+    """The raw bytes of consecutive frames."""
+    raws = []
+    for frame in frames:
+        raws.append(body[start : start + frame.size])
+        start += frame.size
+    return raws
+
+
+def assemble(
+    key: str, header: Header, header_bytes: bytes, frames: Iterable[tuple[Frame, bytes]], tag: Tag, torn: bool = False
+) -> View:
+    """A view from its parts."""
+    tail = Tail(header.seq)
+    try:
+        tail.carry(header)
+        view = View(key, header, header_bytes, tail, header.seq, 0, tag)
+        return view.extended(list(frames), tag, torn)
+    except CorruptionError as error:
+        raise CorruptionError(f"{key}: {error}") from error
