@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush
 
+from lsm.errors import CorruptionError
 from lsm.format.names import MANIFESTS, manifest_key, thread_id_of
 from lsm.process import Process, Thread, missing, refresh
 from lsm.read import Item, Scan, SegmentGone, Stored, Terms, materialise
@@ -168,24 +169,32 @@ def _push(heap: list[tuple[_Order, str, int, _One]], number: int, one: _One) -> 
 
 
 def all_threads(process: Process) -> Steps[list[str]]:
-    """The ids of all threads, in order of their keys."""
+    """The ids of all threads, in order of their keys.
+
+    Raises:
+        CorruptionError: If there is something else among the manifests.
+    """
     found: list[str] = []
-    digests: list[str] = []
+    untold: list[str] = []  # keys that do not tell the thread: its manifest does
     after = None
     while True:
         page = yield List(MANIFESTS, after)
         for entry in page.entries:
             thread_id = thread_id_of(entry.key.rsplit("/", 1)[-1])
-            if thread_id is None:
-                digests.append(entry.key)
-            elif manifest_key(thread_id) == entry.key:
+            if thread_id is not None and manifest_key(thread_id) == entry.key:
                 found.append(thread_id)
+            else:
+                untold.append(entry.key)
         if not page.more:
             break
         after = page.entries[-1].key
-    for start in range(0, len(digests), _BATCH):
-        keys = digests[start : start + _BATCH]
+    for start in range(0, len(untold), _BATCH):
+        keys = untold[start : start + _BATCH]
         for key, body in zip(keys, results((yield All([Get(key) for key in keys]))), strict=True):
-            if body is not None:
-                found.append(open_view(key, body.body, body.tag, None, process.appends).header.thread_id)
+            if body is None:
+                continue
+            thread_id = open_view(key, body.body, body.tag, None, process.appends).header.thread_id
+            if manifest_key(thread_id) != key:
+                raise CorruptionError(f"{key}: this is the manifest of thread {thread_id!r}: an object was moved")
+            found.append(thread_id)
     return found

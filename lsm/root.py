@@ -140,7 +140,7 @@ def _check(url: str, found: Found | None) -> None:
         content = json.loads(found.body)
         version = content["format"]
         verified = content["conditional_writes"] == "verified"
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise CorruptionError(
             f"{url}: {KEY} is damaged, or not of this project: {found.body[:80]!r}. Restore it, or, if this root is "
             "right, delete it: it is written anew."

@@ -8,7 +8,9 @@ Rules of this module:
   another object's place is refused like a damaged one.
 - `encoding`: bits 0 to 2 are the compression (0 none, 1 zstd, 2 zlib, 3 lzma). Bit 7 is kept for encryption (a key
   id will follow); bits 3 to 6 are zero. A reader refuses bits that it does not know.
-- Opening is bounded by the recorded length: not one byte more is ever decompressed.
+- Opening is bounded by the recorded length: not one byte more is ever decompressed. A zstd payload is one frame that
+  states its content size; an lzma payload is in the xz format and needs at most 16 MiB to decompress.
+- What is not a value (headers, frames, pages) is bounded by `META`, however it is recorded.
 """
 
 from __future__ import annotations
@@ -30,8 +32,10 @@ _HEAD = struct.Struct("<BI")
 _CRC = struct.Struct("<I")
 OVERHEAD = _HEAD.size + _CRC.size
 MAX_RAW = 2**32 - 1
+META = 64 << 20
+"""No sealed header, frame, page or footer holds more, in bytes."""
 _WORTHWHILE = 64
-_CHUNK = 1 << 20
+_LZMA_MEMORY = 16 << 20
 
 _local = threading.local()  # zstandard's contexts must not be shared between threads
 
@@ -52,26 +56,25 @@ def _compress(raw: bytes, compression: Compression) -> bytes:
 
 
 def _decompress(payload: bytes, encoding: int, size: int) -> bytes:
-    """At most `size + 1` bytes of the payload's content."""
+    """The payload's content, which must be `size` bytes; at most one more is made."""
     if encoding == 1:
-        reader = zstandard.ZstdDecompressor().stream_reader(payload)
-        parts = []
-        while size >= 0 and (part := reader.read(min(size + 1, _CHUNK))):
-            parts.append(part)
-            size -= len(part)
-        return b"".join(parts)
+        # One call for a frame of known size takes no memory for a window, whatever window the frame asks for.
+        if zstandard.frame_content_size(payload) != size:
+            return b""
+        return zstandard.ZstdDecompressor().decompress(payload, allow_extra_data=False)
     if encoding == 2:
         return zlib.decompressobj().decompress(payload, size + 1)
-    return lzma.LZMADecompressor(memlimit=256 << 20).decompress(payload, size + 1)
+    return lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_LZMA_MEMORY).decompress(payload, size + 1)
 
 
-def seal(raw: bytes, compression: Compression, context: bytes) -> bytes:
+def seal(raw: bytes, compression: Compression, context: bytes, most: int = MAX_RAW) -> bytes:
     """Seal bytes, compressed where that makes them smaller.
 
     Args:
-        raw: What to seal, below 4 GiB.
+        raw: What to seal.
         compression: What to try.
         context: What the block belongs to.
+        most: How much a reader will accept, in bytes; 4 GiB and more never fit.
 
     Returns:
         The sealed block.
@@ -84,8 +87,8 @@ def seal(raw: bytes, compression: Compression, context: bytes) -> bytes:
         >>> len(sealed) < 100, unseal(sealed, b"here", "an object") == b"a" * 1000
         (True, True)
     """
-    if len(raw) > MAX_RAW:
-        raise ValueError(f"one value may have {MAX_RAW:,} bytes, this one has {len(raw):,}")
+    if len(raw) > most:
+        raise ValueError(f"a block may have {most:,} bytes, this one has {len(raw):,}")
     payload, encoding = raw, 0
     if compression != "none" and len(raw) >= _WORTHWHILE:
         smaller = _compress(raw, compression)
@@ -96,13 +99,14 @@ def seal(raw: bytes, compression: Compression, context: bytes) -> bytes:
     return b"".join((head, payload, _CRC.pack(crc)))
 
 
-def unseal(sealed: bytes, context: bytes, where: str) -> bytes:
+def unseal(sealed: bytes, context: bytes, where: str, most: int = MAX_RAW) -> bytes:
     """What was sealed.
 
     Args:
         sealed: A whole sealed block.
         context: What it was sealed with.
         where: The object, for the error.
+        most: More than this, in bytes, is not even decompressed.
 
     Returns:
         The bytes given to `seal`.
@@ -118,6 +122,8 @@ def unseal(sealed: bytes, context: bytes, where: str) -> bytes:
     crc = zlib.crc32(payload, zlib.crc32(sealed[: _HEAD.size], zlib.crc32(context)))
     if crc != _CRC.unpack_from(sealed, len(sealed) - _CRC.size)[0]:
         raise CorruptionError(f"{where}: a block fails its checksum; restore the object from a backup")
+    if size > most:
+        raise CorruptionError(f"{where}: a block records {size:,} bytes, where no more than {most:,} belong")
     if encoding == 0:
         raw = payload
     elif encoding < len(COMPRESSIONS):

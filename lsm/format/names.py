@@ -43,17 +43,20 @@ def thread_name(thread_id: str) -> str:
 
 
 def thread_id_of(name: str) -> str | None:
-    """The thread id that a name stands for, or `None` where the name is a digest (the manifest has the id).
+    """The thread id that a name stands for, or `None` where the name does not tell: it is a digest (the manifest has
+    the id), or no thread has it.
 
     Example:
-        >>> thread_id_of("=41=2fb"), thread_id_of("==" + "0" * 64)
-        ('A/b', None)
+        >>> thread_id_of("=41=2fb"), thread_id_of("==" + "0" * 64), thread_id_of("=4")
+        ('A/b', None, None)
     """
-    if name.startswith(_DIGEST):
-        return None
     head, *escaped = name.split("=")
-    raw = head.encode() + b"".join(bytes.fromhex(part[:2]) + part[2:].encode() for part in escaped)
-    return raw.decode("utf-8", "surrogatepass")
+    try:
+        raw = head.encode() + b"".join(bytes.fromhex(part[:2]) + part[2:].encode() for part in escaped)
+        thread_id = raw.decode("utf-8", "surrogatepass")
+    except ValueError:
+        return None
+    return thread_id if thread_id and thread_name(thread_id) == name else None
 
 
 def _spread(thread_id: str) -> str:
@@ -96,3 +99,13 @@ def make_ulid(now: float, random: bytes) -> str:
     """
     number = (int(now * 1000) & (2**48 - 1)) << 80 | int.from_bytes(random[:10], "big")
     return "".join(_CROCKFORD[number >> shift & 31] for shift in range(125, -1, -5))
+
+
+def is_ulid(value: object) -> bool:
+    """Whether this is what `make_ulid` makes.
+
+    Example:
+        >>> is_ulid("0" * 26), is_ulid("../" + "0" * 23)
+        (True, False)
+    """
+    return isinstance(value, str) and len(value) == 26 and set(value) <= set(_CROCKFORD)
