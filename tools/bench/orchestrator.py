@@ -1,0 +1,369 @@
+"""Who measures what, when.
+
+For each workload: every peer stores what it starts from; then rounds, in each of which every operation is measured
+for one peer after the other. Which peer goes first moves on with the round.
+
+Rules of this module:
+
+- It measures nothing itself: times come from the workers, requests from the proxy, bytes from the services.
+- A peer that fails at an operation is told in the results and asked no more for it; the others go on.
+- Every process that it starts has ended when it returns, whatever happened.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from tests.support.proxy import Request
+from tools.bench.environments import ROOT, Unavailable, interpreter
+from tools.bench.peers import PEERS, Place
+from tools.bench.services import Services
+from tools.bench.workloads import Workload, make
+
+PATIENCE = 900.0
+"""Seconds after which a worker that does not answer is ended."""
+
+
+class WorkerFailed(Exception):
+    """A command failed in the worker, or the worker did."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to run.
+
+    Attributes:
+        peers: Names from `PEERS`.
+        plan: Arguments of `workloads.make`, one for each workload.
+        rounds: How many rounds.
+        count: At most so many samples in one measurement ...
+        seconds: ... and at most so many seconds.
+        slow: An operation of which one measurement took more seconds than this is not measured in further rounds,
+            beyond the second; of which it took five times as many, not beyond the first.
+        delay: Seconds by which each request to S3 is delayed.
+        scratch: Where files are stored; a folder on a real disk, or syncs cost nothing.
+    """
+
+    peers: Sequence[str]
+    plan: Sequence[dict[str, Any]]
+    rounds: int = 5
+    count: int = 200
+    seconds: float = 0.5
+    slow: float = 6.0
+    delay: float = 0.02
+    scratch: Path = Path("/var/tmp")
+
+
+class WorkerProcess:
+    """A worker, from the orchestrator's side."""
+
+    def __init__(self, python: str, log: Path) -> None:
+        self._log = log
+        paths = [str(ROOT), *([str(ROOT / "saver")] if python == sys.executable else [])]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
+        with log.open("wb") as stderr:
+            self._process = subprocess.Popen(
+                [python, "-m", "tools.bench.worker"],
+                cwd=ROOT,
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+            )
+        self._answers: queue.SimpleQueue[str] = queue.SimpleQueue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def ask(self, do: str, **arguments: Any) -> Any:
+        """Have one command done; returns its answer.
+
+        Raises:
+            WorkerFailed: It raised, the worker ended, or it took longer than `PATIENCE`.
+        """
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
+            self._process.stdin.flush()
+            line = self._answers.get(timeout=PATIENCE)
+        except queue.Empty:
+            self.stop()
+            raise WorkerFailed(f"no answer after {PATIENCE:.0f} s") from None
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            last = self._log.read_text(errors="replace").strip().splitlines()[-1:]
+            raise WorkerFailed(f"the worker ended: {' '.join(last) or 'without a word'}")
+        answer = json.loads(line)
+        if "error" in answer:
+            with self._log.open("a") as log:
+                log.write(answer["traceback"])
+            raise WorkerFailed(answer["error"])
+        return answer["ok"]
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process is running."""
+        return self._process.poll() is None
+
+    def stop(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            with suppress(BrokenPipeError):  # a command that was never read
+                pipe.close()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._answers.put(line)
+        self._answers.put("")
+
+
+@dataclass
+class Entrant:
+    """A peer that takes part in a workload."""
+
+    name: str
+    worker: WorkerProcess
+    place: Place
+    given_up: set[str] = field(default_factory=set)
+    took: dict[str, float] = field(default_factory=dict)
+
+    def enough(self, operation: str, number: int, slow: float) -> bool:
+        """Whether round `number` may leave out an operation that takes so long; see `Options.slow`."""
+        took = self.took.get(operation, 0.0)
+        return (took > 5 * slow and number > 0) or (took > slow and number > 1)
+
+
+class Run:
+    """One run of the benchmark.
+
+    Args:
+        options: What to run.
+
+    Example:
+        results = Run(Options(peers=["memory", "sqlite"], plan=[{"family": "superstep", "size": 0}])).results()
+    """
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._pythons: dict[str, str] = {}
+        self._workers: dict[str, WorkerProcess] = {}
+        self._peers: dict[str, dict[str, Any]] = {}
+        self._measurements: list[dict[str, Any]] = []
+        self._stored: list[dict[str, Any]] = []
+        self._failures: list[dict[str, Any]] = []
+
+    def results(self) -> dict[str, Any]:
+        """Run it all, telling on standard error how far it is. Returns what `tools.bench.report` reads."""
+        options = self._options
+        began = datetime.now(UTC)
+        with tempfile.TemporaryDirectory(prefix="bench-", dir=options.scratch) as scratch:
+            Path(scratch).chmod(0o755)  # Postgres runs as another user
+            services = Services(options.delay, Path(scratch))
+            try:
+                self._enlist(services)
+                for number, arguments in enumerate(options.plan, 1):
+                    workload = make(**arguments)
+                    self._say(f"[{number}/{len(options.plan)}] {workload.name}")
+                    self._run(workload, arguments, services, Path(scratch))
+            finally:
+                for worker in self._workers.values():
+                    worker.stop()
+                services.close()
+        return {
+            "began": began.isoformat(timespec="seconds"),
+            "took_seconds": round((datetime.now(UTC) - began).total_seconds(), 1),
+            "machine": _machine(options.scratch),
+            "settings": {"rounds": options.rounds, "delay": options.delay, "seconds": options.seconds},
+            "plan": [{**arguments, "name": make(**arguments).name} for arguments in options.plan],
+            "peers": self._peers,
+            "measurements": self._measurements,
+            "stored": self._stored,
+            "failures": self._failures,
+        }
+
+    def _enlist(self, services: Services) -> None:
+        """Find an interpreter and the services for each peer; those without are told with the reason."""
+        for name in self._options.peers:
+            peer = PEERS[name]
+            self._peers[name] = {"title": peer.title, "storage": peer.storage, "status": "ok", "versions": {}}
+            try:
+                self._pythons[name] = interpreter(name, peer.requires, peer.langgraph)
+                if peer.storage == "postgres":
+                    self._peers[name]["versions"]["PostgreSQL"] = services.postgres().version
+            except Unavailable as reason:
+                self._peers[name] |= {"status": "skipped", "reason": str(reason)}
+                self._say(f"  {name} is skipped: {reason}")
+                self._pythons.pop(name, None)
+
+    def _run(self, workload: Workload, arguments: dict[str, Any], services: Services, scratch: Path) -> None:
+        names = [name for name in self._pythons if PEERS[name].takes(workload.family, workload.size)]
+        if workload.weighed:
+            names = [name for name in names if PEERS[name].storage != "memory"]
+        needs_s3 = any(PEERS[name].on_s3 for name in names)
+        with services.s3() if needs_s3 else nullcontext(), ExitStack() as places:
+            entrants = []
+            for name in names:
+                entrant = places.enter_context(self._entrant(name, workload, services, scratch))
+                if self._prepare(entrant, workload, arguments, services):
+                    entrants.append(entrant)
+            for number in range(self._options.rounds if workload.operations else 0):
+                self._round(number, entrants, workload, services)
+
+    @contextmanager
+    def _entrant(self, name: str, workload: Workload, services: Services, scratch: Path) -> Iterator[Entrant]:
+        worker = self._workers.get(name)
+        if worker is None or not worker.alive:
+            worker = self._workers[name] = WorkerProcess(self._pythons[name], scratch / f"{name}.log")
+        place = services.place(PEERS[name], f"{name}-{workload.name}")
+        try:
+            yield Entrant(name, worker, place)
+        finally:
+            if worker.alive:
+                with suppress(WorkerFailed):  # what could be measured was
+                    worker.ask("finish", place=place.to_json())
+            services.clear(place)
+
+    def _prepare(self, entrant: Entrant, workload: Workload, arguments: dict[str, Any], services: Services) -> bool:
+        began = time.monotonic()
+        try:
+            versions = entrant.worker.ask("start", peer=entrant.name, workload=arguments)
+            self._peers[entrant.name]["versions"] |= versions
+            if not workload.each_round:
+                entrant.worker.ask("prepare", place=services.filling(entrant.place).to_json())
+            if workload.weighed:
+                self._weigh(entrant, workload, services, compacted=False)
+        except WorkerFailed as error:
+            self._fail(entrant, workload, "prepare", error)
+            return False
+        if (took := time.monotonic() - began) > 5:
+            self._say(f"  {entrant.name} was prepared in {took:.0f} s")
+        return True
+
+    def _weigh(self, entrant: Entrant, workload: Workload, services: Services, *, compacted: bool) -> None:
+        size = services.weigh(entrant.place)
+        entry = {"workload": workload.name, "peer": entrant.name, "compacted": compacted, "bytes": size}
+        self._stored.append(entry)
+
+    def _round(self, number: int, entrants: list[Entrant], workload: Workload, services: Services) -> None:
+        first = number % len(entrants) if entrants else 0
+        order = entrants[first:] + entrants[:first]
+        for entrant in order:
+            if workload.each_round:
+                filling = services.filling(entrant.place).to_json()
+                self._try(entrant, workload, "prepare", lambda e, place=filling: e.worker.ask("prepare", place=place))
+            self._try(entrant, workload, "open", lambda e: e.worker.ask("open", place=e.place.to_json()))
+        for operation in workload.operations:
+            for entrant in order:
+                if not entrant.enough(operation, number, self._options.slow):
+                    measure = partial(self._measure, workload=workload, operation=operation, number=number)
+                    self._try(entrant, workload, operation, partial(measure, services=services))
+            medians = self._medians(workload, operation, number)
+            self._say(f"  round {number + 1}/{self._options.rounds} {operation}: {medians}")
+
+    def _measure(self, entrant: Entrant, workload: Workload, operation: str, number: int, services: Services) -> None:
+        """One measurement; of a cold operation several, each on a saver that was just opened."""
+        cold = operation in workload.cold
+        count = 1 if cold else self._options.count
+        for _ in range(3 if cold else 1):
+            if cold:
+                entrant.worker.ask("open", place=entrant.place.to_json())
+            sampling = {"operation": operation, "count": count, "seconds": self._options.seconds}
+            entrant.worker.ask("warm", **sampling)
+            if entrant.place.bucket:
+                services.requests().clear()
+            began = time.monotonic()
+            answer = entrant.worker.ask("measure", **sampling)
+            entrant.took[operation] = time.monotonic() - began
+            measurement = {"workload": workload.name, "operation": operation, "peer": entrant.name, "round": number}
+            if entrant.place.bucket:
+                measurement["requests"] = _traffic(services.requests())
+            self._measurements.append(measurement | answer)
+
+    def _try(self, entrant: Entrant, workload: Workload, operation: str, action: Any) -> None:
+        """Do it, unless this or what it stands on failed before."""
+        if entrant.given_up & {operation, "prepare", "open"}:
+            return
+        try:
+            action(entrant)
+        except WorkerFailed as error:
+            self._fail(entrant, workload, operation, error)
+
+    def _fail(self, entrant: Entrant, workload: Workload, operation: str, error: Exception) -> None:
+        entrant.given_up.add(operation)
+        failure = {"workload": workload.name, "operation": operation, "peer": entrant.name, "error": str(error)[:500]}
+        self._failures.append(failure)
+        self._say(f"  {entrant.name} failed at {operation}: {failure['error']}")
+
+    def _medians(self, workload: Workload, operation: str, number: int) -> str:
+        """One line of progress: the median of each peer, in milliseconds."""
+        told = {}
+        for measured in self._measurements:
+            if (measured["workload"], measured["operation"], measured["round"]) == (workload.name, operation, number):
+                told[measured["peer"]] = f"{median(list(measured['series'].values())[-1]) * 1e3:.3g}"
+        return "  ".join(f"{peer} {value}" for peer, value in told.items()) + " ms"
+
+    @staticmethod
+    def _say(text: str) -> None:
+        print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
+
+
+def _traffic(requests: list[Request]) -> dict[str, int]:
+    """Requests by what S3 bills them as, and bytes both ways."""
+    counts = Counter(_billed_as(request) for request in requests)
+    sent = sum(request.bytes_in for request in requests)
+    received = sum(request.bytes_out for request in requests)
+    return {"write": 0, "read": 0, "list": 0, "delete": 0, **counts, "bytes_sent": sent, "bytes_received": received}
+
+
+def _billed_as(request: Request) -> str:
+    if request.method == "DELETE" or "delete" in request.query:
+        return "delete"
+    if request.method in ("PUT", "POST"):
+        return "write"
+    return "read" if request.key else "list"
+
+
+def _machine(scratch: Path) -> dict[str, Any]:
+    processor = platform.processor() or platform.machine()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        processor = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+        mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
+        inside = [mount for mount in mounts if scratch.resolve().is_relative_to(mount[1])]
+        filesystem = max(inside, key=lambda mount: len(mount[1]))[2]
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**30
+    except (OSError, StopIteration, ValueError):
+        filesystem, memory = "unknown", 0
+    return {
+        "system": f"{platform.system()} {platform.release()}",
+        "processor": processor,
+        "cores": os.cpu_count(),
+        "memory_gib": memory,
+        "filesystem": filesystem,
+        "python": platform.python_version(),
+        "langgraph": metadata.version("langgraph"),
+        "langgraph-checkpoint": metadata.version("langgraph-checkpoint"),
+        "moto": metadata.version("moto"),
+    }

@@ -1,0 +1,128 @@
+"""What runs inside a peer's process: it opens the peer's saver and does as the orchestrator says.
+
+The protocol is one JSON object a line: a command on standard input, its answer on standard output.
+
+    {"do": "start", "peer": "sqlite", "workload": {"family": "history", "size": 100}}
+    {"do": "prepare", "place": {...}}             store what the workload starts from
+    {"do": "open", "place": {...}}                open the saver; closes the one that was open
+    {"do": "warm", "operation": "by_id", "count": 100, "seconds": 1.0}
+    {"do": "measure", "operation": "by_id", "count": 100, "seconds": 1.0}
+    {"do": "finish", "place": {...}}              close, and let go of what is in memory
+
+The answer is `{"ok": ...}`, or `{"error": "...", "traceback": "..."}` where the command failed.
+
+Rules of this module:
+
+- It runs in the peer's interpreter: no imports but the standard library's, LangGraph's and `tools.bench`'s.
+- Standard output belongs to the protocol: what libraries print goes to standard error.
+- The process ends when its standard input does, even in the middle of a command: it cannot outlive its parent.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import queue
+import sys
+import threading
+import traceback
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
+from importlib import metadata
+from typing import Any
+
+from tools.bench.peers import PEERS, Place, forget
+from tools.bench.workloads import Measured, Sampling, Session, make
+
+
+class Worker:
+    """One peer, and the workload that it is on. Each public method is a command."""
+
+    _opened: AbstractContextManager[Any] | None = None
+
+    def start(self, peer: str, workload: dict[str, Any]) -> dict[str, str]:
+        """Begin with a workload; answers the versions of the peer's packages."""
+        self._peer = PEERS[peer]
+        self._workload = make(**workload)
+        return {name: _version(name) for name in self._peer.packages}
+
+    def prepare(self, place: dict[str, Any]) -> None:
+        """Store what the workload starts from."""
+        self._close()
+        with self._peer.open(Place(**place)) as saver:
+            self._workload.prepare(saver)
+
+    def open(self, place: dict[str, Any]) -> None:
+        """Open the saver for measurements."""
+        self._close()
+        self._place = Place(**place)
+        self._opened = self._peer.open(self._place)
+        self._saver = self._opened.__enter__()
+
+    def warm(self, operation: str, count: int, seconds: float) -> None:
+        """What comes before a measurement."""
+        self._workload.warm(operation, self._session(count, seconds))
+
+    def measure(self, operation: str, count: int, seconds: float) -> dict[str, Any]:
+        """One measurement: see `tools.bench.workloads.Measured`."""
+        session = self._session(count, seconds)
+        gc.collect()
+        measured: Measured = getattr(self._workload, operation)(session)
+        series = {name: [round(sample, 8) for sample in samples] for name, samples in measured.series.items()}
+        return {"series": series, "units": measured.units}
+
+    def finish(self, place: dict[str, Any]) -> None:
+        """Close, and let go of what is in memory."""
+        self._close()
+        forget(Place(**place))
+
+    def _session(self, count: int, seconds: float) -> Session:
+        return Session(self._saver, self._open_async, Sampling(count, seconds))
+
+    def _open_async(self) -> AbstractAsyncContextManager[Any]:
+        if self._peer.open_async is not None:
+            return self._peer.open_async(self._place)
+        return self._same_for_async()
+
+    @asynccontextmanager
+    async def _same_for_async(self) -> AsyncIterator[Any]:
+        yield self._saver
+
+    def _close(self) -> None:
+        if self._opened is not None:
+            opened, self._opened, self._saver = self._opened, None, None
+            opened.__exit__(None, None, None)
+
+
+def _version(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return "not installed: from the working tree"
+
+
+def main() -> None:
+    """Serve commands until standard input ends."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    commands: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+
+    def read() -> None:
+        for line in sys.stdin:
+            commands.put(json.loads(line))
+        os._exit(0)
+
+    threading.Thread(target=read, daemon=True).start()
+    worker = Worker()
+    while True:
+        command = commands.get()
+        try:
+            answer = {"ok": getattr(worker, command.pop("do"))(**command)}
+        except Exception as error:  # noqa: BLE001 - told to the orchestrator
+            answer = {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()
