@@ -341,6 +341,14 @@ def _send(process: Process, thread: Thread, view: View | None, batch: Batch) -> 
     with thread.lock:
         after = base.extended([(frame, raw)] if frame else [], outcomes[0])
     thread.flush = None
+    if view.torn:
+        logger.warning(
+            "thread %r: %s ended within a commit, which a crash of its writer explains, and damage, too. What came "
+            "after commit %d is cut off; if it was acknowledged, it is lost",
+            thread.id,
+            thread.key,
+            view.seq,
+        )
     if flush is not None:
         logger.debug("thread %r: flushed %d records into segment %s", thread.id, flush.info.rows, flush.info.ulid)
     process.adopt(thread, after)
@@ -473,15 +481,17 @@ def _with_value(
         pieces = view.pieces(parent, blob.channel)
         known: Known | None = process.cache.get(process.value_key(view, pieces[-1])) if pieces else None
         if pieces and known is not None and known[0][0] == value[0] and len(known[1]) == len(pieces):
-            made = patch.extend(known[1], known[0][1], value[1])
-            base = pieces[: made.keep] if made else ()
-            at_hand = view.blob((blob.namespace, blob.channel, version_key(before))) is not None
-            if made is not None and (at_hand or all(isinstance(piece, Place) for piece in base)):
-                values[key] = value, (*known[1][: made.keep], made.link)
-                packed = pack_patch(made.link, made.data)
-                return replace(blob, value=packed, extends=before, keep=made.keep, base=None if at_hand else base)
-    values[key] = value, (patch.whole(value[1]),)
-    return replace(blob, value=pack_whole(value))
+            made = patch.extend(known[1], blob.version, known[0][1], value[1])
+            if made is not None:
+                extends = known[1][made.keep - 1].version
+                base = pieces[: made.keep]
+                at_hand = view.blob((blob.namespace, blob.channel, version_key(extends))) is not None
+                if at_hand or all(isinstance(piece, Place) for piece in base):
+                    values[key] = value, (*known[1][: made.keep], made.link)
+                    packed = pack_patch(made.link, made.data)
+                    return replace(blob, value=packed, extends=extends, base=None if at_hand else base)
+    values[key] = value, (patch.whole(blob.version, value[1]),)
+    return replace(blob, value=pack_whole(value, blob.version))
 
 
 def _keep_values(process: Process, view: View, frame: Frame, values: Mapping[BlobKey, Known]) -> None:

@@ -348,7 +348,7 @@ def invite(process: Process, thread: Thread, view: View, gathering: Gathering, i
     for item in items:
         key = item.checkpoint.namespace, item.checkpoint.id
         for info in view.segments():
-            if has(info.terms, guest_term(*key)):
+            if has(info.shared, guest_term(*key)):
                 wanted += [(info, run, key) for run in info.checkpoint_index.covering(key, key)]
     loaded = yield from load_runs(process, thread, [(info, run) for info, run, _ in wanted])
     for (info, _, key), pages in zip(wanted, loaded, strict=True):
@@ -389,62 +389,63 @@ class Materials:
 
     def look_up(self, keys: Iterable[BlobKey]) -> Steps[None]:
         """Find blobs by their keys; a patch whose base has moved needs its base, and so on."""
-        blobs: dict[BlobKey, Blob | None] = {}
+        blobs: dict[BlobKey, list[Blob]] = {}
         wanted = set(keys)
         while wanted:
             yield from self._find_blobs(wanted, blobs)
             wanted = {
                 base
-                for blob in list(blobs.values())
-                if blob is not None and (base := self._base(blob)) is not None and base not in blobs
+                for found in list(blobs.values())
+                for blob in found
+                if (base := self._base(blob)) is not None and base not in blobs
             }
         for key in keys:
             self.pieces[key] = self._chain(key, blobs)
 
-    def _find_blobs(self, keys: set[BlobKey], blobs: dict[BlobKey, Blob | None]) -> Steps[None]:
+    def _find_blobs(self, keys: set[BlobKey], blobs: dict[BlobKey, list[Blob]]) -> Steps[None]:
+        """Add all records of some keys, in order of commit."""
         wanted = [
             (info, run, key)
             for key in sorted(keys)
             for info in self.view.segments()
             for run in info.blob_index.covering(key, key)
         ]
-        loaded = yield from load_runs(
-            self.process, self.thread, list(dict.fromkeys((info, run) for info, run, _ in wanted))
-        )
-        pages_of = dict(zip(dict.fromkeys((info.ulid, run.offset) for info, run, _ in wanted), loaded, strict=True))
+        runs = list(dict.fromkeys((info, run) for info, run, _ in wanted))
+        loaded = yield from load_runs(self.process, self.thread, runs)
+        pages_of = {(info.ulid, run.offset): pages for (info, run), pages in zip(runs, loaded, strict=True)}
         for key in keys:
-            blobs[key] = self.view.blob(key)
+            at_hand = self.view.blob(key)
+            blobs[key] = [] if at_hand is None else [at_hand]
         for info, run, key in wanted:
             where = segment_key(self.thread.id, info.ulid)
             for page in pages_of[info.ulid, run.offset]:
-                for row in page.find(key):
-                    found = page.record(row, info, where)
-                    known = blobs[key]
-                    if isinstance(found, Blob) and (known is None or found.seq > known.seq):
-                        blobs[key] = found
+                found = [page.record(row, info, where) for row in page.find(key)]
+                blobs[key] += [blob for blob in found if isinstance(blob, Blob)]
+        for key in keys:
+            blobs[key].sort(key=lambda blob: blob.seq)
 
     def _base(self, blob: Blob) -> BlobKey | None:
+        """The key of what a patch is applied to, if it takes a look-up to know where that is."""
         if blob.extends is None or (blob.pieces is not None and self.view.alive(blob.pieces)):
             return None
         return blob.namespace, blob.channel, version_key(blob.extends)
 
-    def _chain(self, key: BlobKey, blobs: dict[BlobKey, Blob | None]) -> Pieces:
-        blob = blobs[key]
+    def _chain(self, key: BlobKey, blobs: dict[BlobKey, list[Blob]], seq: int | None = None) -> Pieces:
+        """The pieces of a value: of the newest blob of its key, or of the one that was the newest at a commit."""
+        found = [blob for blob in blobs[key] if seq is None or blob.seq <= seq]
+        blob = found[-1] if found else None
         if blob is None or blob.empty:
             return ()
-        if blob.pieces is not None and self.view.alive(blob.pieces):
-            return blob.pieces
-        own: Pieces = (blob.value if isinstance(blob.value, Place) else blob,)
         base = self._base(blob)
         if base is None:
-            return own
-        pieces = self._chain(base, blobs)
-        if len(pieces) < blob.keep:
+            return blob.pieces or ()
+        pieces = self._chain(base, blobs, blob.seq)
+        if not pieces:
             raise CorruptionError(
                 f"thread {self.thread.id!r}: channel {blob.channel!r} of namespace {blob.namespace!r} at version "
                 f"{blob.version!r} is a patch on version {blob.extends!r}, which is missing in {self.thread.key}"
             )
-        return pieces[: blob.keep] + own
+        return (*pieces, blob.value if isinstance(blob.value, Place) else blob)
 
     def collect(self, places: Iterable[Place]) -> Steps[None]:
         """Read the blocks of some places, in one round for all that are not cached."""

@@ -81,12 +81,12 @@ class Tail:
     def _apply_blob(self, blob: Blob) -> None:
         if blob.extends is not None and blob.base is None:
             base = self.pieces((blob.namespace, blob.channel, version_key(blob.extends)))
-            if base is None or not 0 < blob.keep <= len(base):
+            if not base:
                 raise CorruptionError(
                     f"commit {blob.seq} patches channel {blob.channel!r} of namespace {blob.namespace!r} at version "
                     f"{blob.extends!r}, which the manifest does not know"
                 )
-            blob.base = base[: blob.keep]
+            blob.base = base
         self.blobs.setdefault((blob.namespace, blob.channel, version_key(blob.version)), []).append(blob)
         self._raise_peak((blob.namespace, blob.channel), blob.version)
 
@@ -252,7 +252,7 @@ class View:
             pieces = blob.pieces
         else:
             newer = [info for info in self.tail.overriding if info.top > checkpoint.seq]
-            if newer and any(has(info.terms, blob_term(*key)) for info in newer):
+            if newer and any(has(info.shared, blob_term(*key)) for info in newer):
                 return None
             pieces = checkpoint.table.get(channel)
         return pieces if pieces is not None and self.alive(pieces) else None

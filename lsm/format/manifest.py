@@ -21,8 +21,9 @@ import msgpack
 
 from lsm.errors import CorruptionError, FormatVersionError
 from lsm.format import FORMAT_VERSION
-from lsm.format.envelope import Compression, seal, unseal
-from lsm.format.records import Place, Record, Version, pack, unpack
+from lsm.format.envelope import META, Compression, seal, unseal
+from lsm.format.patch import Version
+from lsm.format.records import Place, Record, checked_version, pack, place_of, unpack
 from lsm.format.segment import SegmentInfo
 
 MAGIC = b"lsmman"
@@ -51,19 +52,21 @@ class Header:
         heads: The namespaces whose highest checkpoint is carried, with all its writes, and its id.
         peaks: (namespace, channel, version) of the highest version ever stored, where it is not that head's.
         commits: The last commit of each recent writer, most recent last.
+        retired: (ulid, seconds since the epoch) of segments that were replaced not long ago.
         stray: Whether writes lie in segments that may belong to checkpoints still to come.
     """
 
     thread_id: str
     incarnation: bytes
     seq: int = 0
-    next_number: int = 1
+    next_number: int = 2
     segments: tuple[SegmentInfo, ...] = ()
     carried: tuple[Record, ...] = ()
     inline: Mapping[Place, bytes] = field(default_factory=dict)
     heads: tuple[tuple[str, str], ...] = ()
     peaks: tuple[tuple[str, str, Version], ...] = ()
     commits: tuple[CommitId, ...] = ()
+    retired: tuple[tuple[str, int], ...] = ()
     stray: bool = False
 
 
@@ -99,11 +102,12 @@ def pack_header(header: Header, compression: Compression) -> bytes:
             header.heads,
             header.peaks,
             header.commits,
+            header.retired,
             header.stray,
         ),
         unicode_errors="surrogatepass",
     )
-    sealed = seal(body, compression, header.incarnation)
+    sealed = seal(body, compression, header.incarnation, META)
     prelude = _PRELUDE.pack(MAGIC, FORMAT_VERSION, len(sealed), header.incarnation)
     return b"".join((prelude, _CRC.pack(zlib.crc32(prelude)), sealed))
 
@@ -127,13 +131,17 @@ def unpack_header(data: bytes, where: str) -> tuple[Header, int]:
     end = PRELUDE_SIZE + length
     if end > len(data):
         raise CorruptionError(f"{where}: the manifest ends within its header; restore it from a backup")
-    body = unseal(data[PRELUDE_SIZE:end], incarnation, where)
+    body = unseal(data[PRELUDE_SIZE:end], incarnation, where, META)
     try:
-        thread_id, seq, next_number, segments, carried, inline, heads, peaks, commits, stray = msgpack.unpackb(
+        thread_id, seq, next_number, segments, carried, inline, heads, peaks, commits, retired, stray = msgpack.unpackb(
             body, unicode_errors="surrogatepass"
         )
-        if not (isinstance(thread_id, str) and type(seq) is int and type(next_number) is int):
-            raise TypeError("a field is of another type")
+        texts = [thread_id, *(text for head in heads for text in head), *(text for peak in peaks for text in peak[:2])]
+        numbers = [seq, next_number, *(count for _, count in commits)]
+        raws = [*(value for _, value in inline), *(writer for writer, _ in commits)]
+        for kind, values in ((str, texts), (int, numbers), (bytes, raws), (bool, [stray])):
+            if not all(type(value) is kind for value in values):
+                raise TypeError("a field is of another type")
         header = Header(
             thread_id,
             incarnation,
@@ -141,11 +149,11 @@ def unpack_header(data: bytes, where: str) -> tuple[Header, int]:
             next_number,
             tuple([SegmentInfo.unpack(each, where) for each in segments]),
             tuple([unpack(each, where) for each in carried]),
-            {Place(*map(int, place)): bytes(value) for place, value in inline},
-            tuple([(str(namespace), str(id_)) for namespace, id_ in heads]),
-            tuple([(str(namespace), str(channel), version) for namespace, channel, version in peaks]),
-            tuple([(bytes(writer), int(count)) for writer, count in commits]),
-            bool(stray),
+            {place_of(place): value for place, value in inline},
+            tuple([(namespace, id_) for namespace, id_ in heads]),
+            tuple([(namespace, channel, checked_version(version)) for namespace, channel, version in peaks]),
+            tuple([(writer, count) for writer, count in commits]),
+            stray,
         )
     except CorruptionError:
         raise
@@ -164,7 +172,7 @@ def pack_frame(
 ) -> bytes:
     """A frame as bytes."""
     body = msgpack.packb((segment and segment.pack(), [pack(record, seq) for record in records]))
-    sealed = seal(body, compression, incarnation + seq.to_bytes(8, "little"))
+    sealed = seal(body, compression, incarnation + seq.to_bytes(8, "little"), META)
     head = _HEAD.pack(len(sealed), *commit, seq)
     return b"".join((head, _CRC.pack(zlib.crc32(head, zlib.crc32(incarnation))), sealed))
 
@@ -206,7 +214,7 @@ def unpack_frames(
             if torn:
                 break
             raise CorruptionError(f"{where}: the manifest ends within a frame; restore it from a backup")
-        raw = unseal(data[body : body + length], incarnation + number.to_bytes(8, "little"), where)
+        raw = unseal(data[body : body + length], incarnation + number.to_bytes(8, "little"), where, META)
         frames.append(_open_body(raw, (writer, count), number, HEAD_SIZE + length, where))
         at, seq = body + length, number
     return frames, at

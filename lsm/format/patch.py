@@ -5,7 +5,8 @@ Rules of this module:
 - Pure functions on bytes. A *patch* is a few spans, each some new bytes and then a stretch of its base. Most channels
   grow: a list gains an item, so that the count in front of it changes and bytes are added at its end.
 - Finding a patch is comparing at the speed of memory: ahead, over changes of a few bytes, and back from the end. It
-  need not find the smallest one.
+  need not find the smallest one. The spans are in order of the base and do not overlap in it, so that a patch never
+  makes more than its base and its own bytes.
 - A value is stored as a *chain* of pieces: a whole one, then patches, each on the value of the pieces before it.
   Chains stay short the way a log-structured tree does: patches have levels, and seven of one level and the next are
   merged into one of the level above, so that n versions need about 7 * log8(n) pieces, and every byte is rewritten
@@ -18,6 +19,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
+
+Version = str | int | float
 
 FAN_IN = 8
 MAX_PIECES = 32
@@ -37,8 +40,10 @@ class Span(NamedTuple):
 
 
 class Link(NamedTuple):
-    """What a chain's owner must remember of one piece: sizes only. The first link of a chain is the whole value."""
+    """What a chain's owner must remember of one piece: of which version it is, and sizes. The first link of a chain is
+    the whole value."""
 
+    version: Version
     spans: tuple[Span, ...]
     inserted: int
     level: int
@@ -179,16 +184,17 @@ def merge(first: Sequence[Span], second: Sequence[Span]) -> list[Span]:
     return merged
 
 
-def whole(value: bytes) -> Link:
+def whole(version: Version, value: bytes) -> Link:
     """The link of a piece that is stored whole."""
-    return Link((), len(value), 0)
+    return Link(version, (), len(value), 0)
 
 
-def extend(chain: Sequence[Link], old: bytes, new: bytes) -> Patch | None:
+def extend(chain: Sequence[Link], version: Version, old: bytes, new: bytes) -> Patch | None:
     """The patch to store for a new version of a value.
 
     Args:
         chain: The links of the version before.
+        version: The new version.
         old: The bytes of the version before.
         new: The bytes of the new version.
 
@@ -197,7 +203,7 @@ def extend(chain: Sequence[Link], old: bytes, new: bytes) -> Patch | None:
 
     Example:
         >>> old, new = bytes(1000), bytes(1000) + b"more"
-        >>> patch = extend([whole(old)], old, new)
+        >>> patch = extend([whole(1, old)], 2, old, new)
         >>> patch.keep, patch.data, apply(old, patch.link.spans, patch.data) == new
         (1, b'more', True)
     """
@@ -219,7 +225,7 @@ def extend(chain: Sequence[Link], old: bytes, new: bytes) -> Patch | None:
     for span in spans:
         parts.append(new[at : at + span.inserted])
         at += span.inserted + span.length
-    return Patch(keep, Link(tuple(spans), inserted, level), b"".join(parts))
+    return Patch(keep, Link(version, tuple(spans), inserted, level), b"".join(parts))
 
 
 def _run(chain: Sequence[Link], end: int) -> int:
@@ -236,12 +242,12 @@ def apply(base: bytes, spans: Sequence[Span], data: bytes) -> bytes:
     Raises:
         ValueError: If the patch does not fit its base or its data.
     """
-    parts, at = [], 0
+    parts, at, low = [], 0, 0
     for inserted, start, length in spans:
-        if start + length > len(base):
-            raise ValueError(f"a patch keeps bytes {start} to {start + length} of a value of {len(base)}")
+        if length and not low <= start <= len(base) - length:
+            raise ValueError(f"a patch keeps bytes {start} to {start + length}, not after {low}, of {len(base)}")
         parts += [data[at : at + inserted], base[start : start + length]]
-        at += inserted
+        at, low = at + inserted, start + length if length else low
     if at != len(data):
         raise ValueError(f"a patch inserts {at} bytes and has {len(data)}")
     return b"".join(parts)

@@ -6,7 +6,8 @@ Rules of this module:
   record is a small *stub* (keys, links, where things are) and a *value* (opaque bytes). Frames, the header and the
   indexes of segments hold stubs; the value lies in the stub, or where its `Place` says.
 - `seq` is the number of the commit that made a record. Of two records with one key the higher `seq` is the newer.
-- A record in a segment refers to its own segment as segment 0, and counts `seq` from the segment's base.
+- A record in a segment refers to its own segment as segment 0, to its companion (a segment of large values that was
+  made with it) as segment 1, and counts `seq` from the segment's base.
 - Nothing is unpacked that is not of the expected type: what comes from storage is data.
 """
 
@@ -20,8 +21,8 @@ import msgpack
 
 from lsm.errors import CorruptionError
 from lsm.format import patch
+from lsm.format.patch import Version as Version
 
-Version = str | int | float
 Typed = tuple[str, bytes]
 """What a serialiser makes: the name of an encoding, and bytes."""
 
@@ -49,9 +50,8 @@ class Blob:
     """The value of one channel at one version.
 
     Attributes:
-        extends: For a patch, the version whose pieces it takes over, or `None`.
-        keep: How many of those pieces.
-        base: Those pieces, or `None` where they are to be found by `extends`.
+        extends: For a patch, the version that it is applied to, or `None`.
+        base: The pieces of that version, or `None` where they are to be found by `extends`.
         fresh: Whether this key is proved never to have been stored before.
         empty: The channel had no value.
     """
@@ -62,7 +62,6 @@ class Blob:
     value: Value
     seq: int = 0
     extends: Version | None = None
-    keep: int = 0
     fresh: bool = False
     empty: bool = False
     base: Pieces | None = None
@@ -134,17 +133,17 @@ Record = Checkpoint | Writes | Blob
 
 
 def version_key(version: Version) -> str:
-    """One text for each version that Python's `==` tells apart (`1 == 1.0 == True`).
+    """One text for each version that Python's `==` tells apart (`1 == 1.0 == True`); texts sort as versions rise.
 
     Example:
-        >>> version_key("7"), version_key(7), version_key(7.0), version_key(0.5)
-        ('s7', 'n7', 'n7', 'n0.5')
+        >>> version_key("7"), version_key(7) == version_key(7.0), version_key(0.5)
+        ('s7', True, 'n0.5')
     """
     if isinstance(version, str):
         return "s" + version
-    if version == (whole := int(version)):
-        return f"n{whole}"
-    return f"n{float(version)!r}"
+    if isinstance(version, float) and not version.is_integer():  # infinities and NaN are no integers either
+        return f"n{version!r}"
+    return f"n{int(version)}"
 
 
 # Values: what a place or a stub holds.
@@ -174,14 +173,14 @@ def unpack_writes(value: bytes, where: str) -> list[Typed]:
     return [_typed(fields[i], fields[i + 1], where) for i in range(0, len(fields), 2)]
 
 
-def pack_whole(value: Typed) -> bytes:
+def pack_whole(value: Typed, version: Version) -> bytes:
     """The value of a `Blob` that is stored whole."""
-    return _packb(value)
+    return _packb((version, *value))
 
 
 def pack_patch(link: patch.Link, data: bytes) -> bytes:
     """The value of a `Blob` that is stored as a patch."""
-    return _packb((None, data, [number for span in link.spans for number in span], link.level))
+    return _packb((link.version, data, [number for span in link.spans for number in span], link.level))
 
 
 def unpack_pieces(pieces: Sequence[bytes], where: str) -> tuple[Typed, tuple[patch.Link, ...]]:
@@ -194,27 +193,26 @@ def unpack_pieces(pieces: Sequence[bytes], where: str) -> tuple[Typed, tuple[pat
     Returns:
         The value, and its chain.
     """
+    _expect(0 < len(pieces) <= patch.MAX_PIECES, where)
     links: list[patch.Link] = []
     kind, data = "", b""
     for piece in pieces:
         fields = _unpack_list(piece, where)
+        _expect(len(fields) == (4 if links else 3) and isinstance(fields[0], (str, int, float)), where)
         if not links:
-            _expect(len(fields) == 2, where)
-            kind, data = _typed(fields[0], fields[1], where)
-            links.append(patch.whole(data))
+            kind, data = _typed(fields[1], fields[2], where)
+            links.append(patch.whole(fields[0], data))
             continue
-        _expect(len(fields) == 4 and fields[0] is None and isinstance(fields[1], bytes), where)
-        numbers, level = fields[2], fields[3]
-        _expect(isinstance(numbers, list) and len(numbers) % 3 == 0 and isinstance(level, int), where)
-        _expect(all(type(number) is int and number >= 0 for number in numbers), where)
+        version, inserted, numbers, level = fields
+        _expect(isinstance(inserted, bytes) and isinstance(numbers, list) and len(numbers) % 3 == 0, where)
+        _expect(all(type(number) is int and number >= 0 for number in (level, *numbers)), where)
         spans = tuple([patch.Span(*numbers[at : at + 3]) for at in range(0, len(numbers), 3)])
-        link = patch.Link(spans, len(fields[1]), level)
+        link = patch.Link(version, spans, len(inserted), level)
         try:
-            data = patch.apply(data, spans, fields[1])
+            data = patch.apply(data, spans, inserted)
         except ValueError as error:
             raise CorruptionError(f"{where}: {error}") from error
         links.append(link)
-    _expect(bool(links), where)
     return (kind, data), tuple(links)
 
 
@@ -280,7 +278,6 @@ def pack(record: Record, base: int = 0, place: Callable[[Any], Place] | None = N
             record.channel,
             record.version,
             record.extends,
-            record.keep,
             flags,
             base_pieces,
         )
@@ -291,48 +288,49 @@ def _no_place(value: object) -> Place:
     raise TypeError(f"{value!r} has no place yet")
 
 
-def unpack(data: bytes, where: str, segment: int = 0, base: int = 0) -> Record:
+def unpack(data: bytes, where: str, segment: int = 0, base: int = 0, companion: int = 0) -> Record:
     """The inverse of `pack`.
 
     Args:
         data: What `pack` made.
         where: The object, for errors.
-        segment: The number of the segment that it was read from, if it was.
+        segment: The number of the segment that it was read from, if it was: what it calls segment 0.
         base: What its `seq` is counted from.
+        companion: The number of the segment that it calls segment 1.
     """
     fields = _unpack_list(data, where)
+    own = segment, companion
     try:
         kind, seq, value, *rest = fields
         if isinstance(value, list):
-            value = _place(value, 0, segment)
-        _expect(isinstance(value, (bytes, Place)) and type(seq) is int, where)
+            value = place_of(value, own)
+        _expect(isinstance(value, (bytes, Place)) and type(seq) is int and seq >= 0, where)
         if kind == 0:
-            return _unpack_checkpoint(rest, value, seq + base, segment, where)
+            return _unpack_checkpoint(rest, value, seq + base, own, where)
         if kind == 1:
             namespace, id_, task_id, task_path, time, entries = rest
             _texts(where, namespace, id_, task_id, task_path)
-            pairs = tuple(zip(map(int, entries[::2]), map(_text, entries[1::2]), strict=True))
-            return Writes(namespace, id_, task_id, task_path, int(time), pairs, value, seq + base)
+            pairs = tuple(zip(map(_number, entries[::2]), map(_text, entries[1::2]), strict=True))
+            return Writes(namespace, id_, task_id, task_path, _number(time), pairs, value, seq + base)
         _expect(kind == 2, where)
-        namespace, channel, version, extends, keep, flags, pieces = rest
+        namespace, channel, version, extends, flags, pieces = rest
         _texts(where, namespace, channel)
         return Blob(
             namespace,
             channel,
-            _version(version),
+            checked_version(version),
             value,
             seq + base,
-            None if extends is None else _version(extends),
-            int(keep),
+            None if extends is None else checked_version(extends),
             bool(flags & 1),
             bool(flags & 2),
-            None if pieces is None else _places(pieces, segment),
+            None if pieces is None else _places(pieces, own),
         )
-    except (ValueError, TypeError, IndexError) as error:
+    except (ValueError, TypeError, IndexError, KeyError) as error:
         raise CorruptionError(f"{where}: a record is not well formed ({error})") from error
 
 
-def _unpack_checkpoint(rest: list[Any], value: Value, seq: int, segment: int, where: str) -> Checkpoint:
+def _unpack_checkpoint(rest: list[Any], value: Value, seq: int, own: tuple[int, int], where: str) -> Checkpoint:
     namespace, id_, parent, root, time, flags, terms, deltas, table = rest
     _texts(where, namespace, id_)
     _expect(isinstance(terms, bytes) and all(x is None or isinstance(x, str) for x in (parent, root)), where)
@@ -341,13 +339,13 @@ def _unpack_checkpoint(rest: list[Any], value: Value, seq: int, segment: int, wh
         id_,
         parent,
         root,
-        int(time),
-        {_text(channel): _version(version) for channel, version, _ in table},
-        {channel: _places(pieces, segment) for channel, _, pieces in table if pieces is not None},
+        _number(time),
+        {_text(channel): checked_version(version) for channel, version, _ in table},
+        {channel: _places(pieces, own) for channel, _, pieces in table if pieces is not None},
         terms,
         None if deltas is None else tuple(map(_text, deltas)),
         value,
-        int(flags),
+        _number(flags),
         seq,
     )
 
@@ -389,7 +387,18 @@ def _texts(where: str, *values: Any) -> None:
     _expect(all(isinstance(value, str) for value in values), where)
 
 
-def _version(value: Any) -> Version:
+def _number(value: Any) -> int:
+    if type(value) is not int:
+        raise TypeError(f"{type(value).__name__} where a number belongs")
+    return value
+
+
+def checked_version(value: Any) -> Version:
+    """A version, as it was unpacked.
+
+    Raises:
+        TypeError: If it is none.
+    """
     if not isinstance(value, (str, int, float)):
         raise TypeError(f"{type(value).__name__} where a version belongs")
     return value
@@ -400,12 +409,21 @@ def _typed(kind: Any, data: Any, where: str) -> Typed:
     return kind, data
 
 
-def _place(numbers: list[Any], start: int, segment: int) -> Place:
-    place = Place(*numbers[start : start + 5])
+def place_of(numbers: Sequence[Any], own: tuple[int, int] = (0, 0)) -> Place:
+    """A place, as it was unpacked.
+
+    Args:
+        numbers: What a `Place` consists of.
+        own: The numbers of the segments that it calls 0 and 1.
+
+    Raises:
+        TypeError: If it is none.
+    """
+    place = Place(*numbers)
     if any(type(number) is not int or number < 0 for number in place):
         raise TypeError("a place is not made of numbers")
-    return place if place.segment else place._replace(segment=segment)
+    return place if place.segment > 1 else place._replace(segment=own[place.segment])
 
 
-def _places(numbers: list[Any], segment: int) -> Pieces:
-    return tuple([_place(numbers, start, segment) for start in range(0, len(numbers), 5)])
+def _places(numbers: list[Any], own: tuple[int, int]) -> Pieces:
+    return tuple([place_of(numbers[start : start + 5], own) for start in range(0, len(numbers), 5)])

@@ -24,7 +24,8 @@ import msgpack
 
 from lsm.errors import CorruptionError, FormatVersionError
 from lsm.format import FORMAT_VERSION, bloom
-from lsm.format.envelope import Compression, seal, unseal
+from lsm.format.envelope import META, Compression, seal, unseal
+from lsm.format.names import is_ulid
 from lsm.format.records import HIDDEN, Blob, Checkpoint, Place, Record, Writes, pack, unpack, version_key
 
 MAGIC = b"lsmseg" + struct.pack("<H", FORMAT_VERSION)
@@ -86,11 +87,14 @@ class SegmentInfo:
         rows: How many records.
         raw: The bytes of its values, uncompressed.
         oldest: The time of its oldest checkpoint or writes, in milliseconds since the epoch.
-        terms: A Bloom filter: metadata terms, namespaces, and the keys of blobs that are not fresh.
+        terms: A Bloom filter of the terms of metadata, and of namespaces.
+        shared: A Bloom filter of what other segments may have, too: checkpoints, and blobs that are not fresh.
         checkpoint_index: Of checkpoints and writes.
         blob_index: Of blobs.
         values: Whether it was written for the sake of large values.
         overrides: How many of its blobs are not fresh: they may replace older ones of the same key.
+        companion: The segment that its records call segment 1, or 0.
+        live: How many bytes of `raw` records still refer to, as far as is known.
     """
 
     number: int
@@ -103,10 +107,13 @@ class SegmentInfo:
     raw: int
     oldest: int
     terms: bytes
+    shared: bytes
     checkpoint_index: Index
     blob_index: Index
     values: bool = False
     overrides: int = 0
+    companion: int = 0
+    live: int = 0
 
     @property
     def context(self) -> bytes:
@@ -127,10 +134,13 @@ class SegmentInfo:
                 self.raw,
                 self.oldest,
                 self.terms,
+                self.shared,
                 _pack_index(self.checkpoint_index),
                 _pack_index(self.blob_index),
                 self.values,
                 self.overrides,
+                self.companion,
+                self.live,
             ),
             unicode_errors="surrogatepass",
         )
@@ -140,14 +150,18 @@ class SegmentInfo:
     def unpack(data: bytes, where: str) -> SegmentInfo:
         """The inverse of `pack`."""
         try:
-            number, ulid, size, *counts, terms, checkpoints, blobs, values, overrides = msgpack.unpackb(
-                data, unicode_errors="surrogatepass"
+            number, ulid, size, *counts, terms, shared, checkpoints, blobs, values, overrides, companion, live = (
+                msgpack.unpackb(data, unicode_errors="surrogatepass")
             )
             base, top, visible, rows, raw, oldest = counts
-            numbers = (number, size, base, top, visible, rows, raw, oldest, overrides)
-            if any(type(each) is not int or each < 0 for each in numbers) or not isinstance(terms, bytes):
+            numbers = (number, size, base, top, visible, rows, raw, oldest, overrides, companion, live)
+            if (
+                any(type(each) is not int or each < 0 for each in numbers)
+                or not isinstance(terms, bytes)
+                or not isinstance(shared, bytes)
+            ):
                 raise TypeError("a number or filter is of another type")
-            if not isinstance(ulid, str) or len(ulid) != 26 or not ulid.isalnum():
+            if not is_ulid(ulid):  # it becomes a part of a key
                 raise TypeError("a segment's name is not a ULID")
             return SegmentInfo(
                 number,
@@ -160,10 +174,13 @@ class SegmentInfo:
                 raw,
                 oldest,
                 terms,
+                shared,
                 _unpack_index(checkpoints),
                 _unpack_index(blobs),
                 bool(values),
                 overrides,
+                companion,
+                live,
             )
         except Exception as error:  # msgpack raises several kinds
             raise CorruptionError(f"{where}: the entry of a segment is not well formed ({error})") from error
@@ -177,6 +194,8 @@ def _unpack_index(data: Any) -> Index:
     runs, last = data
     if any(type(number) is not int or number < 0 for run in runs for number in run[1:]):
         raise TypeError("a run is not made of numbers")
+    if any(type(part) is not str for key in (last, *(run[0] for run in runs)) for part in key):
+        raise TypeError("a key is not made of text")
     return Index(tuple(Run(tuple(first), *numbers) for first, *numbers in runs), tuple(last))
 
 
@@ -208,6 +227,7 @@ class Page:
     """
 
     __slots__ = ("_by_key", "_rows", "cost", "groups", "tails", "terms")
+    terms: bytes
 
     def __init__(self, raw: bytes, where: str):
         try:
@@ -216,6 +236,12 @@ class Page:
             self.groups: list[Key] = [groups[number] for number in numbers]
             if not len(self.groups) == len(self.tails) == len(self._rows):
                 raise TypeError("columns differ in length")
+            texts = [*self.tails, *(part for group in groups for part in group)]
+            for kind, values in ((str, texts), (bytes, [*self._rows, self.terms]), (int, numbers)):
+                if not set(map(type, values)) <= {kind}:
+                    raise TypeError("a column is of another type")
+            if not all(groups) or min(numbers, default=0) < 0:
+                raise TypeError("a key is incomplete")
         except Exception as error:  # msgpack raises several kinds
             raise CorruptionError(f"{where}: a page of the index is not well formed ({error})") from error
         self._by_key: dict[Key, list[int]] | None = None
@@ -235,7 +261,7 @@ class Page:
 
     def record(self, row: int, info: SegmentInfo, where: str) -> Record:
         """The stub of one row."""
-        return unpack(self._rows[row], where, info.number, info.base)
+        return unpack(self._rows[row], where, info.number, info.base, info.companion)
 
     def has_term(self, term: bytes) -> bool:
         """Whether a checkpoint of the page has a metadata term."""
@@ -264,7 +290,7 @@ def open_run(data: bytes, info: SegmentInfo, where: str) -> list[Page]:
         at += _LENGTH.size
         if length > len(data) - at:
             raise CorruptionError(f"{where}: the index is cut short")
-        pages.append(Page(unseal(data[at : at + length], info.context, where), where))
+        pages.append(Page(unseal(data[at : at + length], info.context, where, META), where))
         at += length
     return pages
 
@@ -284,7 +310,7 @@ def open_footer(data: bytes, where: str) -> SegmentInfo:
     (length,) = _LENGTH.unpack_from(data, end)
     if length > end:
         raise CorruptionError(f"{where}: this is not a whole segment")
-    return SegmentInfo.unpack(unseal(data[end - length : end], b"footer", where), where)
+    return SegmentInfo.unpack(unseal(data[end - length : end], b"footer", where, META), where)
 
 
 # Writing.
@@ -294,6 +320,7 @@ def open_footer(data: bytes, where: str) -> SegmentInfo:
 class Slot:
     """A value that has been added to a segment; its place is known once its block is full."""
 
+    segment: int
     start: int
     length: int
     offset: int = -1
@@ -301,22 +328,23 @@ class Slot:
 
     @property
     def place(self) -> Place:
-        """Where it lies, in the segment's own terms."""
+        """Where it lies, in the terms of the segment that records of it are added to."""
         if self.offset < 0:
             raise TypeError("the slot's block is not sealed yet")
-        return Place(0, self.offset, self.stored, self.start, self.length)
+        return Place(self.segment, self.offset, self.stored, self.start, self.length)
 
 
 class _Block:
     """A data block that is being filled."""
 
-    def __init__(self) -> None:
+    def __init__(self, segment: int) -> None:
+        self.segment = segment
         self.parts: list[bytes] = []
         self.size = 0
         self.slots: list[Slot] = []
 
     def add(self, value: bytes) -> Slot:
-        slot = Slot(self.size, len(value))
+        slot = Slot(self.segment, self.size, len(value))
         self.parts.append(value)
         self.slots.append(slot)
         self.size += len(value)
@@ -362,7 +390,7 @@ class _IndexWriter:
             ),
             unicode_errors="surrogatepass",
         )
-        self._pages.append((self._rows[0][0], seal(raw, self._compression, self._context), len(self._rows)))
+        self._pages.append((self._rows[0][0], seal(raw, self._compression, self._context, META), len(self._rows)))
         self._rows, self._size = [], 0
 
     def finish(self, offset: int, out: list[bytes]) -> Index:
@@ -394,6 +422,7 @@ class SegmentWriter:
         compression: How its blocks are compressed.
         base: What the records' `seq` is counted from.
         values: See `SegmentInfo.values`.
+        called: What records call it: 0 in the segment itself, 1 in the one that it is the companion of.
 
     Example:
         >>> writer = SegmentWriter("0" * 26, "zstd")
@@ -403,22 +432,29 @@ class SegmentWriter:
         (True, 1)
     """
 
-    def __init__(self, ulid: str, compression: Compression, base: int = 0, values: bool = False):
+    def __init__(self, ulid: str, compression: Compression, base: int = 0, values: bool = False, called: int = 0):
         self.ulid = ulid
         self.size = len(MAGIC)
         self._compression: Compression = compression
         self._context = ulid.encode()
         self._base = base
         self._values = values
+        self._called = called
         self._out: list[bytes] = [MAGIC]
         self._blocks: dict[type, _Block] = {}
         self._checkpoints = _IndexWriter(compression, self._context)
         self._blobs = _IndexWriter(compression, self._context)
         self._hashes: set[bytes] = set()
+        self._shared: set[bytes] = set()
         self._overrides = 0
         self._namespace: str | None = None
         self._raw = 0
         self._counts = [0, 0, 0, 2**63]
+
+    @property
+    def rows(self) -> int:
+        """How many records have been added."""
+        return self._counts[1]
 
     def store(self, kind: type[Record], value: bytes) -> Slot:
         """Write a value.
@@ -430,7 +466,7 @@ class SegmentWriter:
         Returns:
             What stands for it in records, until its place is known and ever after.
         """
-        block = self._blocks.setdefault(kind, _Block())
+        block = self._blocks.setdefault(kind, _Block(self._called))
         if block.size and block.size + len(value) > BLOCK:
             self._seal(kind)
             block = self._blocks[kind]
@@ -453,12 +489,12 @@ class SegmentWriter:
             slots += record.base or ()
             key: Key = (record.namespace, record.channel, version_key(record.version))
             if not record.fresh:
-                self._hashes.add(blob_term(*key))
+                self._shared.add(blob_term(*key))
                 self._overrides += 1
         else:
             key = (record.namespace, record.id)
             if guest:
-                self._hashes.add(guest_term(*key))
+                self._shared.add(guest_term(*key))
             if record.namespace != self._namespace:
                 self._namespace = record.namespace
                 self._hashes.add(namespace_term(record.namespace))
@@ -475,7 +511,7 @@ class SegmentWriter:
             slot.offset, slot.stored = self.size, len(sealed)
         self._out.append(sealed)
         self.size += len(sealed)
-        self._blocks[kind] = _Block()
+        self._blocks[kind] = _Block(self._called)
         self._blobs.drain(self._base)
         self._checkpoints.drain(self._base)
 
@@ -520,10 +556,12 @@ class SegmentWriter:
             self._raw,
             oldest if oldest < 2**63 else 0,
             bloom.make(self._hashes, _LARGEST_FILTER),
+            bloom.make(self._shared, _LARGEST_FILTER),
             checkpoints,
             blobs,
             self._values,
             self._overrides,
+            live=self._raw,
         )
         footer = seal(info.pack(), "none", b"footer")
         self._out += [footer, _LENGTH.pack(len(footer)), MAGIC]

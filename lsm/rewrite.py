@@ -1,0 +1,576 @@
+"""One rewrite: segments in, what a keep-rule keeps out, the directory swapped by one conditional write.
+
+Rules of this module:
+
+- Compaction, prune, deletion of runs, expiry and copying differ in their inputs and keep-rule only.
+- It streams: inputs are merged in order of keys, a page and a window of data at a time. Memory does not grow with the
+  values; with the checkpoints of one namespace only.
+- Large values stay in the segments that they lie in, unless those are *drained*: small beside all others, or mostly
+  garbage.
+- Inputs are the newest segments, back to some point in time: places point from newer segments to older ones, so that
+  none is left pointing at what has gone. What was flushed meanwhile is checked for what it builds on.
+- Pieces are copied as they are, with the pieces that they build on, so that writers may go on patching.
+- Two rewrites may race. One wins the swap; what the other made is an orphan, for the collector.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from lsm.errors import CorruptionError, NotFound
+from lsm.format.bloom import has
+from lsm.format.envelope import unseal
+from lsm.format.names import make_ulid, segment_key
+from lsm.format.records import (
+    HIDDEN,
+    ORPHAN,
+    Blob,
+    Checkpoint,
+    Pieces,
+    Place,
+    Record,
+    Version,
+    Writes,
+    pack_whole,
+    pack_writes,
+    unpack_writes,
+    version_key,
+)
+from lsm.format.segment import Key, SegmentInfo, SegmentWriter, Slot, guest_term, rows_of
+from lsm.lineage import KeepRule, Node, needed
+from lsm.process import Process, Thread
+from lsm.read import Materials, SegmentGone, load_runs
+from lsm.steps import AbortUpload, Create, FinishUpload, GetRanges, Now, OpenUpload, Steps, UploadPart
+from lsm.view import BlobKey, CheckpointKey, View, is_later
+
+logger = logging.getLogger("lsm")
+
+TOP = "\U0010ffff"
+_WINDOW = 2 << 20
+_WINDOWS = 16
+_PART = 8 << 20
+
+
+@dataclass(slots=True)
+class Rewritten:
+    """What a rewrite made.
+
+    Attributes:
+        segments: The new segments, without numbers; of two, the first is the companion of the second.
+        inputs: The names of those that they replace.
+        live: For every segment that stays, by its name, how many of its bytes are still referred to.
+        dropped: The blobs that are gone, where a keep-rule dropped any.
+        unlinked: The checkpoints that are gone or hidden.
+        peaks: The highest version of every channel that is kept, by (namespace, channel); empty unless all segments
+            were rewritten.
+    """
+
+    segments: list[SegmentInfo]
+    inputs: set[str]
+    live: dict[str, int] = field(default_factory=dict)
+    dropped: set[BlobKey] = field(default_factory=set)
+    unlinked: set[CheckpointKey] = field(default_factory=set)
+    peaks: dict[tuple[str, str], Version] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to rewrite.
+
+    Attributes:
+        view: The view that it is read from.
+        inputs: The segments whose records are rewritten.
+        drained: The segments of large values that are emptied.
+        rule: What to keep; all that nothing newer has replaced, where there is none.
+        target: The thread that the new segments are for.
+        copying: Whether `target` is another thread, in which nothing may be replaced.
+    """
+
+    view: View
+    inputs: tuple[SegmentInfo, ...]
+    drained: tuple[SegmentInfo, ...]
+    target: str
+    rule: KeepRule | None = None
+    copying: bool = False
+
+    @property
+    def whole(self) -> bool:
+        """Whether all records that are in segments are rewritten."""
+        rest = {info.ulid for info in self.view.header.segments if not info.values}
+        return rest <= {info.ulid for info in self.inputs}
+
+
+def rewrite(process: Process, thread: Thread, plan: Plan) -> Steps[Rewritten]:
+    """Write what a plan keeps into new segments. Nothing refers to them yet.
+
+    Raises:
+        CorruptionError: If an input is damaged.
+        SegmentGone: If an input is not there any more.
+    """
+    now = yield Now()
+    copy = _Copy(process, thread, plan, now)
+    try:
+        yield from copy.run()
+        return (yield from copy.finish())
+    except Exception:
+        yield from copy.abort()
+        raise
+
+
+# Reading in order.
+
+
+class _Rows:
+    """The records of some segments of one thread, in order of keys; of one namespace, or of all."""
+
+    def __init__(
+        self, process: Process, thread: Thread, infos: Sequence[SegmentInfo], blobs: bool, namespace: str | None = None
+    ):
+        self._process = process
+        self._thread = thread
+        self._namespace = namespace
+        self._inputs = []
+        for info in infos:
+            index = info.blob_index if blobs else info.checkpoint_index
+            runs = index.runs if namespace is None else index.covering((namespace,), (namespace, TOP, TOP))
+            self._inputs.append((info, iter(runs)))
+        self._heap: list[tuple[Key, int, int, Record, Iterator[tuple[Key, Record]]]] | None = None
+        self._count = 0
+
+    def peek(self) -> Steps[Key | None]:
+        """The next key."""
+        if self._heap is None:
+            self._heap = []
+            for number in range(len(self._inputs)):
+                yield from self._advance(number, iter(()))
+        return self._heap[0][0] if self._heap else None
+
+    def group(self) -> Steps[tuple[Key, list[Any]] | None]:
+        """The next key with its records, in order of commit, or `None` at the end."""
+        key = yield from self.peek()
+        if key is None or self._heap is None:
+            return None
+        records = []
+        while self._heap and self._heap[0][0] == key:
+            _, number, _, record, rest = heapq.heappop(self._heap)
+            records.append(record)
+            yield from self._advance(number, rest)
+        records.sort(key=lambda record: record.seq)
+        return key, records
+
+    def _advance(self, number: int, rows: Iterator[tuple[Key, Record]]) -> Steps[None]:
+        info, runs = self._inputs[number]
+        while True:
+            for key, record in rows:
+                if self._namespace is None or key[0] == self._namespace:
+                    self._count += 1
+                    assert self._heap is not None
+                    heapq.heappush(self._heap, (key, number, self._count, record, rows))
+                    return
+            run = next(runs, None)
+            if run is None:
+                return
+            (pages,) = yield from load_runs(self._process, self._thread, [(info, run)])
+            rows = rows_of(pages, info, segment_key(self._thread.id, info.ulid))
+
+
+class _Window:
+    """The data of one input, read ahead, and its last blocks."""
+
+    def __init__(self, thread: Thread, info: SegmentInfo):
+        self._thread = thread
+        self._info = info
+        self._start = 0
+        self._data = b""
+        self._blocks: OrderedDict[int, bytes] = OrderedDict()
+
+    def value(self, place: Place) -> Steps[bytes]:
+        block = self._blocks.get(place.offset)
+        if block is None:
+            end = place.offset + place.stored
+            if place.offset < self._start or end > self._start + len(self._data):
+                yield from self._read(place.offset, max(end, min(place.offset + _WINDOW, self._info.size)))
+            at = place.offset - self._start
+            where = segment_key(self._thread.id, self._info.ulid)
+            block = unseal(self._data[at : at + place.stored], self._info.context, where)
+            self._blocks[place.offset] = block
+            if len(self._blocks) > 3:
+                self._blocks.popitem(last=False)
+        return block[place.start : place.start + place.length]
+
+    def _read(self, start: int, end: int) -> Steps[None]:
+        try:
+            (self._data,) = yield GetRanges(segment_key(self._thread.id, self._info.ulid), ((start, end),))
+        except NotFound as error:
+            raise SegmentGone(self._info) from error
+        self._start = start
+
+
+# Writing.
+
+
+class _Output:
+    """A segment that is being written, uploaded in parts where it is large."""
+
+    def __init__(self, process: Process, plan: Plan, now: float, values: bool):
+        base = 0 if plan.copying else min(info.base for info in plan.inputs)
+        name = make_ulid(now, process.entropy(10))
+        self.writer = SegmentWriter(name, process.compression, base, values, called=int(values))
+        self._key = segment_key(plan.target, name)
+        self._handle: Any = None
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def pump(self) -> Steps[None]:
+        """Send what is ready, if it is enough."""
+        part = self.writer.take()
+        self._parts.append(part)
+        self._size += len(part)
+        if self._size >= _PART:
+            if self._handle is None:
+                self._handle = yield OpenUpload(self._key)
+            yield UploadPart(self._handle, b"".join(self._parts))
+            self._parts, self._size = [], 0
+
+    def finish(self) -> Steps[SegmentInfo]:
+        info = self.writer.finish()
+        rest = b"".join([*self._parts, self.writer.take()])
+        if self._handle is None:
+            yield Create(self._key, rest)
+        else:
+            yield UploadPart(self._handle, rest)
+            yield FinishUpload(self._handle)
+        return info
+
+    def abort(self) -> Steps[None]:
+        if self._handle is not None:
+            yield AbortUpload(self._handle)
+
+
+@dataclass(slots=True)
+class _Kept:
+    """What is kept of one namespace; everything, where there is no keep-rule.
+
+    Attributes:
+        live: The checkpoints that stay visible.
+        needed: The ancestors that stay for their sake, with the channels they stay for.
+        blobs: The blobs that stay, as (channel, version key).
+    """
+
+    live: set[str]
+    needed: dict[str, set[str]]
+    blobs: set[tuple[str, str]]
+
+
+class _Placed(NamedTuple):
+    """Where a blob's own piece is now (`None`: it is empty), what it is applied to, and its `seq` in the inputs."""
+
+    piece: Any
+    base: str | None
+    seq: int
+
+
+_Blobs = dict[tuple[str, str], _Placed]
+"""The blobs of one namespace, by (channel, version key)."""
+
+
+class _Copy:
+    """One rewrite under way."""
+
+    def __init__(self, process: Process, thread: Thread, plan: Plan, now: float):
+        self._process = process
+        self._thread = thread
+        self._plan = plan
+        self._now = now
+        self._moving = {info.number for info in (*plan.inputs, *plan.drained)}
+        self._log = _Output(process, plan, now, values=False)
+        self._values = _Output(process, plan, now, values=True)
+        self._values_used = False
+        self._windows: OrderedDict[int, _Window] = OrderedDict()
+        self._live: Counter[int] = Counter()
+        self._made = Rewritten([], {info.ulid for info in (*plan.inputs, *plan.drained)})
+
+    def run(self) -> Steps[None]:
+        blobs = _Rows(self._process, self._thread, self._plan.inputs, blobs=True)
+        rows = _Rows(self._process, self._thread, self._plan.inputs, blobs=False)
+        while True:
+            next_blob = yield from blobs.peek()
+            next_row = yield from rows.peek()
+            spaces = [key[0] for key in (next_blob, next_row) if key is not None]
+            if not spaces:
+                return
+            namespace = min(spaces)
+            kept = (yield from self._survey(namespace)) if self._plan.rule is not None else None
+            placed = yield from self._copy_blobs(blobs, namespace, kept)
+            yield from self._copy_rows(rows, namespace, kept, placed)
+
+    def finish(self) -> Steps[Rewritten]:
+        made = self._made
+        if self._values_used:
+            made.segments.append((yield from self._values.finish()))
+        if self._log.writer.rows:
+            made.segments.append((yield from self._log.finish()))
+        for segment in self._plan.view.header.segments:
+            if segment.values and segment.ulid not in made.inputs:
+                made.live[segment.ulid] = self._live[segment.number]
+        return made
+
+    def abort(self) -> Steps[None]:
+        yield from self._log.abort()
+        yield from self._values.abort()
+
+    # What to keep.
+
+    def _survey(self, namespace: str) -> Steps[_Kept]:
+        """Let the keep-rule choose among the checkpoints of a namespace."""
+        bases: dict[tuple[str, str], str | None] = {}
+        rows = _Rows(self._process, self._thread, self._plan.inputs, blobs=True, namespace=namespace)
+        while (found := (yield from rows.group())) is not None:
+            blob = found[1][-1]
+            if not blob.empty:
+                bases[found[0][1:]] = None if blob.extends is None else version_key(blob.extends)  # type: ignore[index]
+        nodes: dict[str, Node] = {}
+        rows = _Rows(self._process, self._thread, self._plan.inputs, blobs=False, namespace=namespace)
+        while (found := (yield from rows.group())) is not None:
+            checkpoint = _newest(found[1])
+            if checkpoint is not None:
+                written = {channel for each in found[1] if isinstance(each, Writes) for _, channel in each.entries}
+                nodes[checkpoint.id] = _node(checkpoint, frozenset(written), bases)
+        assert self._plan.rule is not None
+        live = set(self._plan.rule(namespace, nodes))
+        ancestors = needed(nodes, live)
+        wanted = [(channel, version_key(version)) for id_ in live for channel, version in nodes[id_].versions.items()]
+        for id_, channels in ancestors.items():
+            wanted += [(channel, version_key(nodes[id_].versions[channel])) for channel in channels & nodes[id_].stored]
+        blobs: set[tuple[str, str]] = set()
+        for key in wanted:
+            at: tuple[str, str] | None = key
+            while at is not None and at not in blobs and at in bases:
+                blobs.add(at)
+                base = bases[at]
+                at = None if base is None else (at[0], base)
+        self._made.unlinked.update((namespace, id_) for id_ in nodes if id_ not in live)
+        self._made.dropped.update((namespace, *key) for key in bases if key not in blobs)
+        return _Kept(live, ancestors, blobs)
+
+    # Blobs.
+
+    def _copy_blobs(self, rows: _Rows, namespace: str, kept: _Kept | None) -> Steps[_Blobs]:
+        placed: _Blobs = {}
+        while (key := (yield from rows.peek())) is not None and key[0] == namespace:
+            found = yield from rows.group()
+            assert found is not None
+            blob: Blob = found[1][-1]
+            own = key[1], key[2]
+            if self._plan.whole:
+                self._raise_peak(blob)
+            if (kept is not None and own not in kept.blobs) or (blob.empty and self._plan.whole):
+                continue  # an empty blob need not be there, unless it hides an older one
+            base_key = None if blob.extends is None else version_key(blob.extends)
+            before = placed.get((blob.channel, base_key)) if base_key is not None else None
+            if before is not None and before.seq > blob.seq:  # what it was made from has been replaced meanwhile
+                blob = yield from self._whole(blob)
+                base_key = None
+            value = yield from self._moved(blob)
+            placed[own] = _Placed(None if blob.empty else value, base_key, blob.seq)
+            base = () if base_key is None else self._pieces((blob.channel, base_key), placed)
+            if base is None:
+                base = self._staying(blob.base)
+            fresh = blob.fresh or self._plan.whole
+            self._add(replace(blob, value=value, base=base, fresh=fresh, seq=self._seq(blob)))
+        yield from self._log.pump()
+        return placed
+
+    def _raise_peak(self, blob: Blob) -> None:
+        channel = blob.namespace, blob.channel
+        peak = self._made.peaks.get(channel)
+        if peak is None or is_later(blob.version, peak):
+            self._made.peaks[channel] = blob.version
+
+    def _whole(self, blob: Blob) -> Steps[Blob]:
+        """A patch as a blob that stands alone."""
+        key = blob.namespace, blob.channel, version_key(blob.version)
+        materials = Materials(self._process, self._thread, self._plan.view)
+        yield from materials.look_up([key])
+        yield from materials.collect(materials.places(key))
+        value = materials.channel(key)
+        assert value is not None
+        return replace(blob, value=self._store(Blob, pack_whole(value, blob.version)), extends=None, base=())
+
+    def _pieces(self, key: tuple[str, str], placed: _Blobs) -> Any:
+        """The pieces of a blob that was rewritten, or `None` where they are not known."""
+        pieces: list[Any] = []
+        at: tuple[str, str] | None = key
+        while at is not None:
+            if at not in placed:
+                return None
+            piece, base, _ = placed[at]
+            if piece is None:
+                return ()
+            pieces.append(piece)
+            at = None if base is None else (at[0], base)
+        return tuple(reversed(pieces))
+
+    def _staying(self, pieces: Pieces | None) -> Pieces | None:
+        """Pieces, if none of them is moved or gone."""
+        if pieces is None or self._plan.copying:
+            return None
+        stay = all(isinstance(piece, Place) and piece.segment not in self._moving for piece in pieces)
+        return pieces if stay and self._plan.view.alive(pieces) else None
+
+    # Checkpoints and writes.
+
+    def _copy_rows(self, rows: _Rows, namespace: str, kept: _Kept | None, placed: _Blobs) -> Steps[None]:
+        while (key := (yield from rows.peek())) is not None and key[0] == namespace:
+            found = yield from rows.group()
+            assert found is not None
+            checkpoint = _newest(found[1])
+            writes = [each for each in found[1] if isinstance(each, Writes)]
+            channels: set[str] | None = None
+            if checkpoint is not None:
+                if kept is not None and checkpoint.id not in kept.live:
+                    channels = kept.needed.get(checkpoint.id)
+                    if channels is None:
+                        continue
+                yield from self._copy_checkpoint(checkpoint, kept, channels, placed)
+            for each, entries in _winners(writes):
+                if channels is not None:
+                    entries = [position for position in entries if each.entries[position][1] in channels]
+                if checkpoint is None and self._plan.whole and self._is_abandoned(each):
+                    continue
+                if entries:
+                    yield from self._copy_writes(each, entries)
+            yield from self._log.pump()
+
+    def _copy_checkpoint(
+        self, checkpoint: Checkpoint, kept: _Kept | None, channels: set[str] | None, placed: _Blobs
+    ) -> Steps[None]:
+        versions = checkpoint.versions
+        changes: dict[str, Any] = {}
+        if channels is not None:
+            versions = {
+                channel: version
+                for channel, version in versions.items()
+                if channel in channels and (channel, version_key(version)) in placed
+            }
+            changes = {"flags": checkpoint.flags | HIDDEN, "terms": b"", "deltas": None, "value": b""}
+        elif kept is not None and checkpoint.parent is not None and checkpoint.parent not in kept.live:
+            changes = {"flags": checkpoint.flags | ORPHAN}
+        table: dict[str, Any] = {}
+        for channel, version in versions.items():
+            pieces = self._pieces((channel, version_key(version)), placed)
+            if pieces is None:
+                said = checkpoint.table.get(channel)
+                # Where all blobs are rewritten, one that is not among them has no value.
+                pieces = () if self._plan.whole else said if said == () else self._staying(said)
+            if pieces is not None:
+                table[channel] = pieces
+        value = yield from self._moved(replace(checkpoint, **changes))
+        if isinstance(value, bytes):
+            value = self._store(Checkpoint, value)
+        made = replace(checkpoint, **changes, versions=versions, table=table)
+        self._add(replace(made, value=value, seq=self._seq(checkpoint)))
+
+    def _copy_writes(self, writes: Writes, positions: list[int]) -> Steps[None]:
+        if len(positions) == len(writes.entries):
+            value = yield from self._moved(writes)
+            self._add(replace(writes, value=value, seq=self._seq(writes)))
+            return
+        assert isinstance(writes.value, Place)
+        data = yield from self._read(writes.value)
+        values = unpack_writes(data, self._thread.key)
+        packed = pack_writes(values[position] for position in positions)
+        entries = tuple(writes.entries[position] for position in positions)
+        slot = self._store(Writes, packed)
+        made: Any = replace(writes, entries=entries, seq=self._seq(writes))
+        made.value = slot
+        self._add(made)
+
+    def _is_abandoned(self, writes: Writes) -> bool:
+        return writes.time < (self._now - self._process.limits.grace) * 1000
+
+    # Values.
+
+    def _moved(self, record: Record) -> Steps[Any]:
+        """Where the value of a record is from now on; the bytes, where it lies in the record."""
+        value = record.value
+        if not isinstance(value, Place):
+            return value  # a slot already, or empty
+        if value.segment not in self._moving and not self._plan.copying:
+            self._live[value.segment] += value.length
+            return value
+        data = yield from self._read(value)
+        slot = self._store(type(record), data)
+        yield from self._log.pump()
+        yield from self._values.pump()
+        return slot
+
+    def _store(self, kind: type[Record], data: bytes) -> Slot:
+        if len(data) > self._process.limits.inline:
+            self._values_used = True
+            return self._values.writer.store(kind, data)
+        return self._log.writer.store(kind, data)
+
+    def _read(self, place: Place) -> Steps[bytes]:
+        window = self._windows.get(place.segment)
+        if window is None:
+            info = self._plan.view.segment(place.segment)
+            if info is None:
+                raise CorruptionError(
+                    f"thread {self._thread.id!r}: a record lies in segment number {place.segment}, which manifest "
+                    f"{self._thread.key} does not name"
+                )
+            window = self._windows[place.segment] = _Window(self._thread, info)
+            if len(self._windows) > _WINDOWS:
+                self._windows.popitem(last=False)
+        self._windows.move_to_end(place.segment)
+        return (yield from window.value(place))
+
+    def _add(self, record: Record) -> None:
+        guest = not isinstance(record, Blob) and not self._plan.whole and self._is_guest(record.namespace, record.id)
+        self._log.writer.add(record, guest)
+
+    def _is_guest(self, namespace: str, id_: str) -> bool:
+        term = guest_term(namespace, id_)
+        return any(has(info.shared, term) for info in self._plan.inputs)
+
+    def _seq(self, record: Record) -> int:
+        return 0 if self._plan.copying else record.seq
+
+
+def _newest(records: Iterable[Record]) -> Checkpoint | None:
+    found = [each for each in records if isinstance(each, Checkpoint)]
+    return found[-1] if found else None
+
+
+def _node(checkpoint: Checkpoint, written: frozenset[str], bases: dict[tuple[str, str], str | None]) -> Node:
+    stored = {channel for channel, version in checkpoint.versions.items() if (channel, version_key(version)) in bases}
+    return Node(
+        checkpoint.parent,
+        checkpoint.root,
+        checkpoint.time,
+        checkpoint.versions,
+        frozenset(stored),
+        written,
+        None if checkpoint.deltas is None else frozenset(checkpoint.deltas),
+        bool(checkpoint.flags & HIDDEN),
+    )
+
+
+def _winners(calls: Sequence[Writes]) -> list[tuple[Writes, list[int]]]:
+    """Of the writes of one checkpoint, in order of commit: the positions in each call that still count."""
+    winners: dict[tuple[str, int], tuple[int, int]] = {}
+    for number, call in enumerate(calls):
+        for position, (index, _) in enumerate(call.entries):
+            key = call.task_id, index
+            if index < 0 or key not in winners:
+                winners[key] = number, position
+    kept: dict[int, list[int]] = {}
+    for number, position in winners.values():
+        kept.setdefault(number, []).append(position)
+    return [(calls[number], sorted(kept[number])) for number in sorted(kept)]
