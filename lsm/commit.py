@@ -32,6 +32,7 @@ from lsm.format.records import (
     Place,
     Record,
     Typed,
+    Version,
     Writes,
     pack,
     pack_patch,

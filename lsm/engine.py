@@ -13,7 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lsm.cache import Cache
+from lsm.collect import Collected, collect, collect_thread, delete_all
 from lsm.commit import Change, Nothing, Put, PutWrites, commit
+from lsm.compact import all_logs, compact, copy, delete_runs, due, prune
 from lsm.errors import Conflict, IncompleteWritesError
 from lsm.format.envelope import Compression
 from lsm.format.names import segments_prefix
@@ -24,10 +26,12 @@ from lsm.listing import Listing
 from lsm.process import Process, refresh
 from lsm.read import Item, Stored, Terms, by_id, latest, materialise, reading
 from lsm.root import verify_root
-from lsm.steps import All, Delete, DeleteIf, List, Now, Steps, results
+from lsm.steps import All, DeleteIf, List, Now, Steps, results
 from lsm.view import View
 
 logger = logging.getLogger("lsm")
+
+_SIDE_BY_SIDE = 16
 
 
 class Engine:
@@ -40,6 +44,9 @@ class Engine:
         compression: How new blocks are compressed.
         cache_bytes: How much is kept at hand, in bytes.
         limits: Sizes; by default those that suit the kind of store.
+
+    Attributes:
+        on_due: Told the id of a thread whose segments should be merged.
 
     Example:
         >>> import os
@@ -65,6 +72,7 @@ class Engine:
         limits: Limits | None = None,
     ):
         limits = limits or (FILES if appends else OBJECTS)
+        self.on_due: Callable[[str], None] | None = None
         self.process = Process(url, limits, appends, compression, Cache(cache_bytes), entropy)
 
     def setup(self) -> Steps[None]:
@@ -169,7 +177,15 @@ class Engine:
             yield from commit(self.process, thread, Nothing())
 
     def _commit(self, thread_id: str, change: Change) -> Steps[None]:
-        yield from commit(self.process, self.process.thread(thread_id), change)
+        thread = self.process.thread(thread_id)
+        yield from commit(self.process, thread, change)
+        view = thread.view
+        if view is not None and view.header is not thread.judged:
+            thread.judged = view.header
+            if len(view.header.segments) > self.process.limits.directory:
+                yield from compact(self.process, thread, all_logs)
+            elif self.on_due is not None and due(view.header.segments):
+                self.on_due(thread_id)
 
     # Reading.
 
@@ -238,7 +254,7 @@ class Engine:
                 continue
             break
         self.process.adopt(thread, None)
-        yield from _delete_all(keys)
+        yield from delete_all(keys)
 
     def _segment_keys(self, thread_id: str) -> Steps[Any]:
         prefix, after = segments_prefix(thread_id), None
@@ -250,7 +266,39 @@ class Engine:
                 return keys
             after = keys[-1]
 
+    def delete_all(self, thread_ids: Sequence[str]) -> Steps[None]:
+        """Remove some threads."""
+        for start in range(0, len(thread_ids), _SIDE_BY_SIDE):
+            batch = thread_ids[start : start + _SIDE_BY_SIDE]
+            results((yield All([self.delete(thread_id) for thread_id in batch])))
 
-def _delete_all(keys: Sequence[str]) -> Steps[None]:
-    for start in range(0, len(keys), 1000):
-        yield Delete(keys[start : start + 1000])
+    def prune(self, thread_ids: Sequence[str]) -> Steps[None]:
+        """Reduce threads to the latest checkpoint of every namespace, and what that is rebuilt from."""
+        return prune(self.process, thread_ids)
+
+    def delete_runs(self, terms: Sequence[bytes], doomed: Callable[[Typed], bool]) -> Steps[None]:
+        """Remove the checkpoints that some runs made: those that have one of the terms and whose metadata is doomed."""
+        return delete_runs(self.process, terms, doomed)
+
+    def copy(self, source_id: str, target_id: str) -> Steps[None]:
+        """Copy a thread to another."""
+        return copy(self.process, self.process.thread(source_id), self.process.thread(target_id))
+
+    # Housekeeping.
+
+    def compact(self, thread_id: str) -> Steps[None]:
+        """Merge all segments of a thread into one."""
+        yield from self.flush(thread_id)
+        yield from compact(self.process, self.process.thread(thread_id), all_logs)
+
+    def compact_due(self, thread_id: str) -> Steps[bool]:
+        """Merge the segments of a thread that should be merged now."""
+        return compact(self.process, self.process.thread(thread_id), lambda view: due(view.header.segments))
+
+    def collect(self, grace: float, dry_run: bool = False) -> Steps[Collected]:
+        """Remove what nothing refers to, once it is older than `grace` seconds."""
+        return collect(self.process, grace, dry_run)
+
+    def collect_thread(self, thread_id: str, grace: float) -> Steps[Collected]:
+        """The same for one thread."""
+        return collect_thread(self.process, self.process.thread(thread_id), grace)

@@ -95,8 +95,9 @@ def prepare(view: View, compression: Compression, now: float, random: bytes) -> 
     for key, calls in view.tail.writes.items():
         rows += [(key, 1, each.seq, each) for each in seen(calls)]
     rows.sort(key=lambda row: row[:3])
-    for (namespace, id_), _, _, record in rows:
-        guest = not _is_new(view, namespace, id_)
+    whole = {key for key, kind, _, _ in rows if kind == 0 and _is_new(view, *key)}
+    for key, _, _, record in rows:
+        guest = key not in whole  # writes that came before their checkpoint are guests, wherever that will be
         if isinstance(record, Checkpoint):
             table: Any = {channel: moved(pieces) for channel, pieces in record.table.items()}
             writer.add(replace(record, value=store(record), table=table), guest)

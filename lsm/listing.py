@@ -27,6 +27,8 @@ _BATCH = 16
 class _Order(str):
     """Text that sorts the other way round."""
 
+    __slots__ = ()
+
     def __lt__(self, other: str) -> bool:
         return str.__gt__(self, other)
 

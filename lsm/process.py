@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from lsm.cache import Cache
 from lsm.errors import CorruptionError
 from lsm.format.envelope import Compression
-from lsm.format.manifest import unpack_frames
+from lsm.format.manifest import Header, unpack_frames
 from lsm.format.names import manifest_key
 from lsm.format.patch import Link
 from lsm.format.records import Blob, Checkpoint, Piece, Typed
@@ -46,6 +46,7 @@ class Thread:
         batch: What is being committed, until it is known what became of it.
         commits: How many commits this process has tried here.
         flush: A segment that is ready to take the place of the frames in it.
+        judged: The header for which it was last decided whether segments should be merged.
     """
 
     id: str
@@ -58,6 +59,7 @@ class Thread:
     batch: Batch | None = None
     commits: int = 0
     flush: Flush | None = None
+    judged: Header | None = None
 
 
 @dataclass(eq=False)

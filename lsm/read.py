@@ -12,7 +12,7 @@ Rules of this module:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from lsm.errors import CorruptionError, LSMError, NotFound
@@ -401,6 +401,14 @@ class Materials:
             }
         for key in keys:
             self.pieces[key] = self._chain(key, blobs)
+
+    def blobs_at(self, keys: Iterable[BlobKey]) -> Steps[dict[BlobKey, Blob]]:
+        """The newest blobs of some keys, as far as there are any, each with its base."""
+        keys = set(keys)
+        yield from self.look_up(keys)
+        found: dict[BlobKey, list[Blob]] = {}
+        yield from self._find_blobs(keys, found)
+        return {key: replace(blobs[-1], base=self.pieces[key][:-1]) for key, blobs in found.items() if blobs}
 
     def _find_blobs(self, keys: set[BlobKey], blobs: dict[BlobKey, list[Blob]]) -> Steps[None]:
         """Add all records of some keys, in order of commit."""

@@ -63,6 +63,7 @@ class Rewritten:
     Attributes:
         segments: The new segments, without numbers; of two, the first is the companion of the second.
         inputs: The names of those that they replace.
+        finished: When the last of them was stored, in seconds since the epoch.
         live: For every segment that stays, by its name, how many of its bytes are still referred to.
         dropped: The blobs that are gone, where a keep-rule dropped any.
         unlinked: The checkpoints that are gone or hidden.
@@ -72,6 +73,7 @@ class Rewritten:
 
     segments: list[SegmentInfo]
     inputs: set[str]
+    finished: float = 0.0
     live: dict[str, int] = field(default_factory=dict)
     dropped: set[BlobKey] = field(default_factory=set)
     unlinked: set[CheckpointKey] = field(default_factory=set)
@@ -315,6 +317,7 @@ class _Copy:
             made.segments.append((yield from self._values.finish()))
         if self._log.writer.rows:
             made.segments.append((yield from self._log.finish()))
+        made.finished = yield Now()
         for segment in self._plan.view.header.segments:
             if segment.values and segment.ulid not in made.inputs:
                 made.live[segment.ulid] = self._live[segment.number]
@@ -400,7 +403,8 @@ class _Copy:
         yield from materials.collect(materials.places(key))
         value = materials.channel(key)
         assert value is not None
-        return replace(blob, value=self._store(Blob, pack_whole(value, blob.version)), extends=None, base=())
+        slot: Any = self._store(Blob, pack_whole(value, blob.version))
+        return replace(blob, value=slot, extends=None, base=())
 
     def _pieces(self, key: tuple[str, str], placed: _Blobs) -> Any:
         """The pieces of a blob that was rewritten, or `None` where they are not known."""

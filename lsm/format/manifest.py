@@ -137,7 +137,8 @@ def unpack_header(data: bytes, where: str) -> tuple[Header, int]:
             body, unicode_errors="surrogatepass"
         )
         texts = [thread_id, *(text for head in heads for text in head), *(text for peak in peaks for text in peak[:2])]
-        numbers = [seq, next_number, *(count for _, count in commits)]
+        texts += [ulid for ulid, _ in retired]
+        numbers = [seq, next_number, *(count for _, count in commits), *(at for _, at in retired)]
         raws = [*(value for _, value in inline), *(writer for writer, _ in commits)]
         for kind, values in ((str, texts), (int, numbers), (bytes, raws), (bool, [stray])):
             if not all(type(value) is kind for value in values):
@@ -153,6 +154,7 @@ def unpack_header(data: bytes, where: str) -> tuple[Header, int]:
             tuple([(namespace, id_) for namespace, id_ in heads]),
             tuple([(namespace, channel, checked_version(version)) for namespace, channel, version in peaks]),
             tuple([(writer, count) for writer, count in commits]),
+            tuple([(ulid, at) for ulid, at in retired]),
             stray,
         )
     except CorruptionError:

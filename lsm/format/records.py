@@ -21,8 +21,8 @@ import msgpack
 
 from lsm.errors import CorruptionError
 from lsm.format import patch
-from lsm.format.patch import Version as Version
 
+Version = patch.Version
 Typed = tuple[str, bytes]
 """What a serialiser makes: the name of an encoding, and bytes."""
 

@@ -148,7 +148,7 @@ class LSMSaver(BaseCheckpointSaver[str]):
         _one_of("compression", compression, COMPRESSIONS)
         _one_of("compaction", compaction, ("background", "off"))
         _one_of("concurrent_runs", concurrent_runs, ("fork", "refuse"))
-        if not isinstance(cache_bytes, int) or cache_bytes < 0:
+        if cache_bytes < 0:
             raise ValueError(f"cache_bytes must be a number of bytes, not {cache_bytes!r}")
         self._storage = storage
         self._runtime = Runtime(storage)
@@ -336,10 +336,10 @@ class LSMSaver(BaseCheckpointSaver[str]):
         return write.task_id, write.channel, self.serde.loads_typed(write.value)
 
     def _tuple(self, thread_id: str, stored: Stored) -> CheckpointTuple:
-        checkpoint: Checkpoint = {
-            **self.serde.loads_typed(stored.checkpoint),
-            "channel_versions": dict(stored.versions),
-            "channel_values": {channel: self.serde.loads_typed(value) for channel, value in stored.values.items()},
+        checkpoint: Any = self.serde.loads_typed(stored.checkpoint)
+        checkpoint["channel_versions"] = dict(stored.versions)
+        checkpoint["channel_values"] = {
+            channel: self.serde.loads_typed(value) for channel, value in stored.values.items()
         }
         parent = config_of(thread_id, stored.namespace, stored.parent) if stored.parent else None
         return CheckpointTuple(
@@ -648,7 +648,7 @@ class _Search:
         return found
 
 
-def _versions(versions: Mapping[str, Any]) -> dict[str, Version]:
+def _versions(versions: Mapping[Any, Any]) -> dict[str, Version]:
     for channel, version in versions.items():
         if not isinstance(channel, str) or not isinstance(version, (str, int, float)):
             raise TypeError(f"channel {channel!r} has version {version!r}, which is no str, int or float")

@@ -55,7 +55,7 @@ def terms_of(metadata: Mapping[str, Any]) -> list[bytes]:
 
 def terms_for(filter: Mapping[str, Any]) -> list[Sequence[bytes]]:
     """For every condition of a filter that terms can narrow, those of which a match has one."""
-    groups = []
+    groups: list[Sequence[bytes]] = []
     for key, value in filter.items():
         canonical = _canonical(value)
         if value is not None and canonical is not None:  # a missing key counts as None, and has no term

@@ -1,0 +1,107 @@
+"""Removing what nothing refers to.
+
+Rules of this module:
+
+- An object is garbage if no manifest names it and nobody can still be about to use it: a replaced segment once it was
+  replaced longer ago than the grace period, anything else once it was written longer ago than that.
+- A thread's manifest is read after its objects were listed: what was listed and is not named was not being committed
+  by the writer whose manifest was read, unless it is younger than the grace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lsm.format.names import MANIFESTS, SEGMENTS, segments_prefix, thread_id_of
+from lsm.process import Process, Thread, refresh
+from lsm.steps import Delete, Entry, Get, List, Now, Steps
+from lsm.view import View, open_view
+
+_STRAYS = ("tmp/", "probe/")
+
+
+@dataclass(slots=True)
+class Collected:
+    """What was removed: objects and their bytes."""
+
+    objects: int = 0
+    bytes: int = 0
+
+    def add(self, other: Collected) -> None:
+        """Count what was removed elsewhere."""
+        self.objects += other.objects
+        self.bytes += other.bytes
+
+
+def list_all(prefix: str) -> Steps[list[Entry]]:
+    """All objects below a prefix."""
+    entries: list[Entry] = []
+    while True:
+        page = yield List(prefix, entries[-1].key if entries else None)
+        entries += page.entries
+        if not page.more or not page.entries:
+            return entries
+
+
+def collect_thread(process: Process, thread: Thread, grace: float, dry_run: bool = False) -> Steps[Collected]:
+    """Remove the garbage of one thread.
+
+    Args:
+        process: The process.
+        thread: The thread.
+        grace: How old garbage must be, in seconds.
+        dry_run: Only count.
+    """
+    entries = yield from list_all(segments_prefix(thread.id))
+    view = yield from refresh(process, thread)
+    return (yield from _remove(entries, view, grace, dry_run))
+
+
+def collect(process: Process, grace: float, dry_run: bool = False) -> Steps[Collected]:
+    """Remove the garbage of a whole store, that of threads which exist no more included.
+
+    Args:
+        process: The process.
+        grace: How old garbage must be, in seconds.
+        dry_run: Only count.
+    """
+    total = Collected()
+    by_folder: dict[str, list[Entry]] = {}
+    for entry in (yield from list_all(SEGMENTS)):
+        by_folder.setdefault(entry.key.rsplit("/", 1)[0], []).append(entry)
+    for folder, entries in by_folder.items():
+        view = yield from _view_of(process, MANIFESTS + folder.removeprefix(SEGMENTS))
+        total.add((yield from _remove(entries, view, grace, dry_run)))
+    for prefix in _STRAYS:
+        total.add((yield from _remove((yield from list_all(prefix)), None, grace, dry_run)))
+    return total
+
+
+def _view_of(process: Process, manifest: str) -> Steps[View | None]:
+    """The view of a manifest, whose thread need not be known."""
+    thread_id = thread_id_of(manifest.rsplit("/", 1)[-1])
+    if thread_id is not None:
+        return (yield from refresh(process, process.thread(thread_id)))
+    found = yield Get(manifest)
+    return open_view(manifest, found.body, found.tag, None, process.appends) if found is not None else None
+
+
+def _remove(entries: Sequence[Entry], view: View | None, grace: float, dry_run: bool) -> Steps[Collected]:
+    now = yield Now()
+    named = {info.ulid for info in view.segments()} if view is not None else set()
+    retired = dict(view.header.retired) if view is not None else {}
+    garbage = []
+    for entry in entries:
+        name = entry.key.rsplit("/", 1)[-1]
+        if name not in named and max(entry.modified, retired.get(name, 0)) <= now - grace:
+            garbage.append(entry)
+    if not dry_run:
+        yield from delete_all([entry.key for entry in garbage])
+    return Collected(len(garbage), sum(entry.size for entry in garbage))
+
+
+def delete_all(keys: Sequence[str]) -> Steps[None]:
+    """Remove objects, a thousand at a time."""
+    for start in range(0, len(keys), 1000):
+        yield Delete(keys[start : start + 1000])

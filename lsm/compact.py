@@ -1,0 +1,208 @@
+"""When segments are rewritten, and the operations that rewrite them.
+
+Rules of this module:
+
+- Compaction is size-tiered with a fan-in of eight: eight neighbouring segments of one size class become one of the
+  next. What is merged are always the newest segments, back to the oldest of the class, so that a record is copied once
+  per class and places only ever point to what is older.
+- Segments of large values are emptied only while they are small beside all others together, or when most of what they
+  hold is garbage.
+- Operations with a keep-rule see everything: they flush first and rewrite all segments.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+
+from lsm.commit import Nothing, commit
+from lsm.errors import CommitTimeout
+from lsm.format.records import Typed
+from lsm.format.segment import SegmentInfo
+from lsm.lineage import KeepLatest, KeepRule, Without
+from lsm.listing import all_threads
+from lsm.process import Process, Thread, refresh
+from lsm.read import Scan, SegmentGone, materialise
+from lsm.rewrite import Plan, rewrite
+from lsm.steps import All, Steps, results
+from lsm.swap import Outdated, graft, swap
+from lsm.view import CheckpointKey, View
+
+logger = logging.getLogger("lsm")
+
+FAN_IN = 8
+_SMALLEST_CLASS = 32 << 10
+_LASTING = 1 << 20
+_ATTEMPTS = 20
+_SIDE_BY_SIDE = 16
+
+
+def size_class(info: SegmentInfo) -> int:
+    """The size class of a segment: each is eight times the one before.
+
+    A segment of up to 32 KiB is of class 0.
+    """
+    return _class_of(info.size)
+
+
+def due(segments: Sequence[SegmentInfo]) -> tuple[SegmentInfo, ...]:
+    """The segments of a directory that should be merged now, newest data last; none where all is well.
+
+    Args:
+        segments: The directory, oldest first.
+    """
+    logs = [info for info in segments if not info.values]
+    chosen = at_hand = 0
+    while True:
+        # The newest run of segments that are no larger than what is merged so far.
+        run = 0
+        while chosen + run < len(logs) and size_class(logs[-1 - chosen - run]) <= at_hand:
+            run += 1
+        if run + (chosen > 0) < FAN_IN:
+            return tuple(logs[len(logs) - chosen :])
+        chosen += run
+        at_hand = max(at_hand + 1, _class_of(sum(info.size for info in logs[len(logs) - chosen :])))
+
+
+def _class_of(size: int) -> int:
+    found = 0
+    while size > _SMALLEST_CLASS:
+        size, found = size // FAN_IN, found + 1
+    return found
+
+
+def drained(segments: Sequence[SegmentInfo], inputs: Sequence[SegmentInfo]) -> tuple[SegmentInfo, ...]:
+    """The segments of large values that a rewrite should empty: those that only its inputs refer to, and that are small
+    or mostly garbage."""
+    if not inputs:
+        return ()
+    oldest = min(info.base for info in inputs)
+    values = [info for info in segments if info.values]
+    enough = max(_LASTING, sum(info.size for info in values) // 32)
+    return tuple(info for info in values if info.base > oldest and (info.size < enough or info.live * 2 < info.raw))
+
+
+def all_logs(view: View) -> tuple[SegmentInfo, ...]:
+    """All segments that have records."""
+    return tuple(info for info in view.header.segments if not info.values)
+
+
+def compact(process: Process, thread: Thread, choose: Callable[[View], tuple[SegmentInfo, ...]]) -> Steps[bool]:
+    """Merge segments of a thread.
+
+    Args:
+        process: The process.
+        thread: The thread.
+        choose: Given a view, what to merge (`due`, or `all_logs`).
+
+    Returns:
+        Whether anything was merged.
+    """
+    for _ in range(_ATTEMPTS):
+        view = yield from refresh(process, thread)
+        if view is None or not (inputs := choose(view)):
+            return False
+        plan = Plan(view, inputs, drained(view.header.segments, inputs), thread.id)
+        try:
+            yield from swap(process, thread, (yield from rewrite(process, thread, plan)))
+            return True
+        except (Outdated, SegmentGone) as error:
+            logger.debug("thread %r: compaction begins again (%s)", thread.id, error)
+    return False
+
+
+def keep(process: Process, thread: Thread, make_rule: Callable[[], KeepRule]) -> Steps[None]:
+    """Reduce a thread to what a keep-rule keeps.
+
+    Args:
+        process: The process.
+        thread: The thread.
+        make_rule: Makes the rule, for each attempt anew.
+
+    Raises:
+        CommitTimeout: If the thread never stood still for long enough.
+    """
+    for _ in range(_ATTEMPTS):
+        view = yield from _flushed(process, thread)
+        if view is None:
+            return
+        inputs = all_logs(view)
+        plan = Plan(view, inputs, drained(view.header.segments, inputs), thread.id, make_rule())
+        try:
+            yield from swap(process, thread, (yield from rewrite(process, thread, plan)))
+        except (Outdated, SegmentGone) as error:
+            logger.debug("thread %r: begins again (%s)", thread.id, error)
+            continue
+        yield from compact(process, thread, _if_garbage)
+        return
+    raise CommitTimeout(
+        f"thread {thread.id!r} changed during each of {_ATTEMPTS} attempts; try again when it is quieter"
+    )
+
+
+def _if_garbage(view: View) -> tuple[SegmentInfo, ...]:
+    inputs = all_logs(view)
+    wasteful = [info for info in drained(view.header.segments, inputs) if info.live * 2 < info.raw]
+    return inputs if wasteful else ()
+
+
+def _flushed(process: Process, thread: Thread) -> Steps[View | None]:
+    """A view of a thread of which all is in segments."""
+    while True:
+        view = yield from refresh(process, thread)
+        if view is None or not view.count:
+            return view
+        yield from commit(process, thread, Nothing())
+
+
+def prune(process: Process, thread_ids: Iterable[str]) -> Steps[None]:
+    """Reduce threads to the latest checkpoint of every namespace."""
+    yield from _each(process, thread_ids, lambda thread: keep(process, thread, KeepLatest))
+
+
+def delete_runs(process: Process, terms: Sequence[bytes], doomed: Callable[[Typed], bool]) -> Steps[None]:
+    """Remove the checkpoints that some runs made.
+
+    Args:
+        process: The process.
+        terms: Hashes of metadata of which every such checkpoint has one.
+        doomed: Whether metadata is that of such a checkpoint.
+    """
+    if terms:
+        thread_ids = yield from all_threads(process)
+        yield from _each(process, thread_ids, lambda thread: _delete_runs(process, thread, terms, doomed))
+
+
+def _delete_runs(
+    process: Process, thread: Thread, terms: Sequence[bytes], doomed: Callable[[Typed], bool]
+) -> Steps[None]:
+    view = yield from refresh(process, thread)
+    if view is None:
+        return
+    keys: set[CheckpointKey] = set()
+    scan = Scan(process, thread, view, terms=[terms])
+    while items := (yield from scan.next(64)):
+        stored = yield from materialise(process, thread, view, items)
+        keys.update((each.namespace, each.id) for each in stored if doomed(each.metadata))
+    if keys:
+        yield from keep(process, thread, lambda: Without(keys))
+
+
+def copy(process: Process, source: Thread, target: Thread) -> Steps[None]:
+    """Copy all that a thread has to another."""
+    for _ in range(_ATTEMPTS):
+        view = yield from _flushed(process, source)
+        if view is None or not (inputs := all_logs(view)):
+            return
+        plan = Plan(view, inputs, (), target.id, copying=True)
+        try:
+            yield from graft(process, target, (yield from rewrite(process, source, plan)))
+            return
+        except (Outdated, SegmentGone) as error:
+            logger.debug("thread %r: copying begins again (%s)", source.id, error)
+
+
+def _each(process: Process, thread_ids: Iterable[str], do: Callable[[Thread], Steps[None]]) -> Steps[None]:
+    threads = [process.thread(thread_id) for thread_id in dict.fromkeys(thread_ids)]
+    for start in range(0, len(threads), _SIDE_BY_SIDE):
+        results((yield All([do(thread) for thread in threads[start : start + _SIDE_BY_SIDE]])))

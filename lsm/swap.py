@@ -1,0 +1,308 @@
+"""How what a rewrite made takes its place in the manifest.
+
+Rules of this module:
+
+- One conditional write swaps the directory: until it succeeds nothing refers to the new segments, and after it nobody
+  who reads the manifest sees the old ones. An ambiguous answer is settled by reading the manifest again.
+- Commits that came meanwhile stay: their frames follow the new header. Where they build on something that a keep-rule
+  has dropped, the rewrite is `Outdated` and begins again.
+- The header's heads are read anew from the segments, so that what it carries always says where things are now.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from lsm.errors import CommitTimeout, Conflict, LSMError, Throttled, Unavailable
+from lsm.flush import build_header, rebased
+from lsm.format.manifest import Header, pack_header
+from lsm.format.names import segment_key
+from lsm.format.records import HIDDEN, Blob, Checkpoint, Place, Record, Writes, version_key
+from lsm.format.segment import SegmentInfo, rows_of
+from lsm.process import Process, Thread, refresh
+from lsm.read import Gathering, Materials, Scan, load_runs
+from lsm.rewrite import Rewritten
+from lsm.steps import Now, PutIf, Sleep, Steps
+from lsm.view import BlobKey, CheckpointKey, View, assemble
+
+logger = logging.getLogger("lsm")
+
+_MOST_RETIRED = 256
+_PAUSE = 0.05
+_MOST_PAUSE = 2.0
+
+
+class Outdated(LSMError):
+    """The thread has changed in a way that a rewrite must take into account: it begins again."""
+
+
+def swap(process: Process, thread: Thread, made: Rewritten) -> Steps[None]:
+    """Put the segments that a rewrite made in the place of its inputs.
+
+    Raises:
+        Outdated: If an input has gone meanwhile, or new records build on what was dropped.
+        CommitTimeout: If other writers or the store kept it from succeeding.
+    """
+
+    def change(view: View | None, now: float) -> Steps[Header]:
+        if view is None:
+            raise Outdated("the thread was deleted")
+        present = {info.ulid for info in view.header.segments}
+        if not made.inputs <= present:
+            raise Outdated("another rewrite was faster")
+        if made.dropped or made.unlinked:
+            yield from _check_foundations(process, thread, view, made)
+        return _swapped(process, view.header, made, now)
+
+    yield from _until_stored(process, thread, made, change)
+
+
+def graft(process: Process, thread: Thread, made: Rewritten) -> Steps[None]:
+    """Add segments to a thread that may exist already: what it has itself is the newer.
+
+    Raises:
+        CommitTimeout: If other writers or the store kept it from succeeding.
+    """
+
+    def change(view: View | None, now: float) -> Steps[Header]:
+        header = view.header if view is not None else Header(thread.id, process.entropy(8))
+        yield from ()
+        return _swapped(process, replace(header, seq=max(header.seq, 1)) if view is None else header, made, now)
+
+    yield from _until_stored(process, thread, made, change)
+
+
+def _swapped(process: Process, header: Header, made: Rewritten, now: float) -> Header:
+    number = header.next_number
+    added: list[SegmentInfo] = []
+    for info in made.segments:
+        companion = added[-1].number if added else 0
+        added.append(replace(info, number=number, companion=companion))
+        number += 1
+    staying = [
+        replace(info, live=made.live.get(info.ulid, info.live))
+        for info in header.segments
+        if info.ulid not in made.inputs and made.live.get(info.ulid) != 0
+    ]
+    gone = [info.ulid for info in header.segments if info.ulid in made.inputs or made.live.get(info.ulid) == 0]
+    recently = now - process.limits.grace
+    retired = [(ulid, at) for ulid, at in header.retired if at >= recently] + [(ulid, int(now)) for ulid in gone]
+    segments = sorted([*staying, *added], key=lambda info: (info.top, info.number))
+    return replace(
+        header,
+        segments=tuple(segments),
+        next_number=number,
+        retired=tuple(retired[-_MOST_RETIRED:]),
+        carried=(),
+        inline={},
+        heads=(),
+        peaks=(),
+    )
+
+
+def _until_stored(
+    process: Process, thread: Thread, made: Rewritten, change: Callable[[View | None, float], Steps[Header]]
+) -> Steps[None]:
+    ours = {info.ulid for info in made.segments}
+    elapsed, last, pause = 0.0, (yield Now()), _PAUSE
+    sent = False
+    while True:
+        try:
+            view = yield from refresh(process, thread)
+            if sent and view is not None and ours and ours <= {info.ulid for info in view.header.segments}:
+                return
+            now = yield Now()
+            if now - made.finished > process.limits.grace / 2:
+                raise Outdated("the collector may be about to take what was made for an orphan")
+            header = yield from change(view, now)
+            whole = bool(made.peaks) and (view is None or made.inputs >= _log_names(view))
+            after = yield from _carry(process, thread, view, header, made if whole else None)
+            body = b"".join((after.header_bytes, *(raw for _, raw in after.tail.frames)))
+            sent = True
+            tag = yield PutIf(thread.key, body, view.tag if view is not None else None)
+            process.adopt(thread, replace(after, tag=tag))
+            logger.debug("thread %r: %d segments replaced by %d", thread.id, len(made.inputs), len(made.segments))
+            return
+        except (Conflict, Throttled, Unavailable) as error:
+            problem = error
+        now = yield Now()
+        elapsed, last = elapsed + max(0.0, now - last), now
+        if elapsed > process.limits.commit_deadline:
+            raise CommitTimeout(
+                f"thread {thread.id!r} in {process.url}: a rewrite could not be committed to {thread.key} within "
+                f"{process.limits.commit_deadline:g} s ({problem}); what it made is left to the collector"
+            ) from problem
+        yield Sleep(pause * (0.5 + int.from_bytes(process.entropy(2), "big") / 65536))
+        pause = min(pause * 2, _MOST_PAUSE)
+
+
+def _log_names(view: View) -> set[str]:
+    return {info.ulid for info in view.header.segments if not info.values}
+
+
+# What later records build on.
+
+
+def _check_foundations(process: Process, thread: Thread, view: View, made: Rewritten) -> Steps[None]:
+    """See that nothing newer than the inputs builds on what was dropped."""
+    newer = [info for info in view.header.segments if info.ulid not in made.inputs and not info.values]
+    wanted = [(info, run) for info in newer for run in (*info.checkpoint_index.runs, *info.blob_index.runs)]
+    loaded = yield from load_runs(process, thread, wanted)
+    records: list[Record] = []
+    for (info, _), pages in zip(wanted, loaded, strict=True):
+        records += [record for _, record in rows_of(pages, info, segment_key(thread.id, info.ulid))]
+    seq = view.header.seq
+    for by_id in list(view.tail.checkpoints.values()):
+        records += [each for found in list(by_id.values()) for each in found if each.seq > seq]
+    for blobs in list(view.tail.blobs.values()):
+        records += [blob for blob in blobs if blob.seq > seq]
+    own: set[BlobKey] = set()
+    present: set[CheckpointKey] = set()
+    for record in records:
+        if isinstance(record, Blob):
+            own.add((record.namespace, record.channel, version_key(record.version)))
+        elif isinstance(record, Checkpoint):
+            present.add((record.namespace, record.id))
+    for record in records:
+        if isinstance(record, Blob) and record.extends is not None:
+            base = record.namespace, record.channel, version_key(record.extends)
+            if base in made.dropped and base not in own:
+                raise Outdated(
+                    f"version {record.version!r} of channel {record.channel!r} builds on one that was dropped"
+                )
+        elif isinstance(record, Checkpoint) and record.parent is not None:
+            parent = record.namespace, record.parent
+            if parent in made.unlinked and parent not in present:
+                raise Outdated(f"checkpoint {record.id!r} goes on from {record.parent!r}, which was dropped")
+
+
+# What the header carries.
+
+
+def _carry(process: Process, thread: Thread, view: View | None, header: Header, whole: Rewritten | None) -> Steps[View]:
+    """The view that begins with a header, with what it should carry, followed by the frames of the view before."""
+    flushed = assemble(thread.key, header, b"", (), None)
+    frames = view.tail.frames[: view.count] if view is not None else []
+    old = view.header if view is not None else None
+    namespaces = {"", *(namespace for namespace, _ in (old.heads if old else ()))}
+    if whole is None:
+        namespaces &= {namespace for namespace, _ in (old.heads if old else ())}
+    parents, bases, strays = _anchors(view)
+    carried: list[Record] = []
+    heads: list[tuple[str, str]] = []
+    for namespace in sorted(namespaces):
+        found = yield from Scan(process, thread, flushed, namespace).next(1)
+        if found:
+            heads.append((namespace, found[0].checkpoint.id))
+            carried += [found[0].checkpoint, *found[0].writes]
+    known = {(record.namespace, record.id) for record in carried if isinstance(record, Checkpoint)}
+    carried += yield from _rows_at(process, thread, flushed, [key for key in parents if key not in known], strays)
+    bodies = yield from _bases(process, thread, flushed, bases)
+    peaks = dict(whole.peaks) if whole is not None else {}
+    if view is not None:
+        for channel, version in view.tail.peaks.items():
+            if whole is None or channel not in peaks:
+                peaks[channel] = version
+    spaces = {namespace for namespace, _ in heads}
+    full = replace(
+        header,
+        carried=(*carried, *bodies),
+        heads=tuple(heads),
+        peaks=tuple((*channel, version) for channel, version in peaks.items() if channel[0] in spaces),
+        stray=header.stray and whole is None,
+    )
+    full = replace(full, inline=(yield from _small_values(process, thread, flushed, carried, process.limits.small)))
+    chosen = assemble(thread.key, full, b"", (), None)
+    slim = build_header(
+        replace(full, carried=(), heads=(), peaks=(), inline={}),
+        chosen,
+        process.limits,
+        process.compression,
+        parents,
+        bodies,
+        lambda value, record: value,  # type: ignore[arg-type,return-value]
+        lambda pieces: pieces,
+    )
+    blank = assemble(thread.key, slim, pack_header(slim, process.compression), (), view.tag if view else None)
+    return rebased(blank, slim, process.compression, frames, slim.seq) if frames else blank
+
+
+def _anchors(view: View | None) -> tuple[list[CheckpointKey], set[BlobKey], list[CheckpointKey]]:
+    """What the frames of a view build on: parents, bases of patches; and the writes whose checkpoint may still come."""
+    if view is None:
+        return [], set(), []
+    seq = view.header.seq
+    parents = {
+        (each.namespace, each.parent)
+        for by_id in list(view.tail.checkpoints.values())
+        for found in list(by_id.values())
+        for each in found
+        if each.seq > seq and each.parent is not None
+    }
+    bases = {
+        (blob.namespace, blob.channel, version_key(blob.extends))
+        for found in list(view.tail.blobs.values())
+        for blob in found
+        if blob.seq > seq and blob.extends is not None
+    }
+    strays = [
+        (each.namespace, each.id)
+        for each in view.header.carried
+        if isinstance(each, Writes) and view.checkpoint(each.namespace, each.id) is None
+    ]
+    return sorted(parents), bases, sorted(set(strays))
+
+
+def _rows_at(
+    process: Process, thread: Thread, flushed: View, parents: Iterable[CheckpointKey], strays: Iterable[CheckpointKey]
+) -> Steps[list[Record]]:
+    """The stubs, in segments, of some checkpoints, and of the writes of others."""
+    parents, strays = list(parents), list(strays)
+    wanted = [
+        (info, run, key)
+        for key in dict.fromkeys((*parents, *strays))
+        for info in flushed.holders(key[0])
+        for run in info.checkpoint_index.covering(key, key)
+    ]
+    loaded = yield from load_runs(process, thread, [(info, run) for info, run, _ in wanted])
+    gathering = Gathering(thread, flushed)
+    writes: list[Record] = []
+    for (info, _, key), pages in zip(wanted, loaded, strict=True):
+        for page in pages:
+            for row in page.find(key):
+                record = page.record(row, info, segment_key(thread.id, info.ulid))
+                gathering.add(record)
+                if isinstance(record, Writes) and key in strays:
+                    writes.append(record)
+    items = [item for key in parents if (item := gathering.walked(key)) is not None]
+    return [*(item.checkpoint for item in items), *writes]
+
+
+def _bases(process: Process, thread: Thread, flushed: View, keys: set[BlobKey]) -> Steps[list[Blob]]:
+    """The stubs, in segments, of the blobs that patches in frames are applied to."""
+    materials = Materials(process, thread, flushed)
+    blobs = yield from materials.blobs_at(keys)
+    return list(blobs.values())
+
+
+def _small_values(
+    process: Process, thread: Thread, flushed: View, carried: Iterable[Record], most: int
+) -> Steps[dict[Place, bytes]]:
+    """The values of the root's head, if they are small together."""
+    places: list[Place] = []
+    for record in carried:
+        if record.namespace != "":
+            continue
+        if isinstance(record.value, Place):
+            places.append(record.value)
+        if isinstance(record, Checkpoint):
+            if len(record.table) < len(record.versions) or record.flags & HIDDEN:
+                return {}
+            places += [piece for pieces in record.table.values() for piece in pieces if isinstance(piece, Place)]
+    if sum(place.length for place in places) > most:
+        return {}
+    materials = Materials(process, thread, flushed)
+    yield from materials.collect(places)
+    return {place: materials.value(place) for place in places}
