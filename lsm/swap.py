@@ -54,7 +54,7 @@ def swap(process: Process, thread: Thread, made: Rewritten) -> Steps[None]:
             raise Outdated("another rewrite was faster")
         if made.dropped or made.unlinked:
             yield from _check_foundations(process, thread, view, made)
-        return _swapped(process, view.header, made, now)
+        return _swapped(process, view.header, view.next_number, made, now)
 
     yield from _until_stored(process, thread, made, change)
 
@@ -69,13 +69,15 @@ def graft(process: Process, thread: Thread, made: Rewritten) -> Steps[None]:
     def change(view: View | None, now: float) -> Steps[Header]:
         header = view.header if view is not None else Header(thread.id, process.entropy(8))
         yield from ()
-        return _swapped(process, replace(header, seq=max(header.seq, 1)) if view is None else header, made, now)
+        if view is None:
+            return _swapped(process, replace(header, seq=max(header.seq, 1)), header.next_number, made, now)
+        return _swapped(process, header, view.next_number, made, now)
 
     yield from _until_stored(process, thread, made, change)
 
 
-def _swapped(process: Process, header: Header, made: Rewritten, now: float) -> Header:
-    number = header.next_number
+def _swapped(process: Process, header: Header, number: int, made: Rewritten, now: float) -> Header:
+    """The header after the swap; the new segments get numbers from `number` on, which no frame has used."""
     added: list[SegmentInfo] = []
     for info in made.segments:
         companion = added[-1].number if added else 0
