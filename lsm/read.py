@@ -370,6 +370,7 @@ class Materials:
         self.view = view
         self.pieces: dict[BlobKey, Pieces] = {}
         self._blocks: dict[tuple[int, int], bytes] = {}
+        self._known: dict[BlobKey, Known] = {}
 
     def settle(self, wanted: Iterable[tuple[Checkpoint, Sequence[str]]]) -> Steps[None]:
         """Find out where the values of channels are."""
@@ -528,11 +529,13 @@ class Materials:
         return value
 
     def known(self, key: BlobKey) -> Known | None:
-        """The value of a channel and its chain, if they are cached."""
+        """The value of a channel and its chain, if they are cached, or were when this was asked before."""
         pieces = self.pieces[key]
-        if not pieces:
-            return None
+        if not pieces or key in self._known:
+            return self._known.get(key)
         found: Known | None = self.process.cache.get(self.process.value_key(self.view, pieces[-1]))
+        if found is not None:
+            self._known[key] = found
         return found
 
     def places(self, key: BlobKey) -> list[Place]:
