@@ -45,6 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
             rounds=given.rounds or (2 if given.quick else 5),
             count=50 if given.quick else 200,
             seconds=0.1 if given.quick else 0.5,
+            cold=1 if given.quick else 3,
             slow=0.2 if given.quick else 6.0,
             delay=given.delay / 1000,
             scratch=given.scratch,

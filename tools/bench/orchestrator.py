@@ -56,6 +56,7 @@ class Options:
         rounds: How many rounds.
         count: At most so many samples in one measurement ...
         seconds: ... and at most so many seconds.
+        cold: How many samples of a cold operation in one round, each on a saver just opened.
         slow: An operation of which one measurement took more seconds than this is not measured in further rounds,
             beyond the second; of which it took five times as many, not beyond the first.
         delay: Seconds by which each request to S3 is delayed.
@@ -67,6 +68,7 @@ class Options:
     rounds: int = 5
     count: int = 200
     seconds: float = 0.5
+    cold: int = 3
     slow: float = 6.0
     delay: float = 0.02
     scratch: Path = Path("/var/tmp")
@@ -183,6 +185,8 @@ class Run:
             services = Services(options.delay, Path(scratch))
             try:
                 self._enlist(services)
+                for name in self._pythons:  # their imports take a while: side by side
+                    self._worker(name, Path(scratch))
                 for number, arguments in enumerate(options.plan, 1):
                     workload = make(**arguments)
                     self._say(f"[{number}/{len(options.plan)}] {workload.name}")
@@ -233,9 +237,7 @@ class Run:
 
     @contextmanager
     def _entrant(self, name: str, workload: Workload, services: Services, scratch: Path) -> Iterator[Entrant]:
-        worker = self._workers.get(name)
-        if worker is None or not worker.alive:
-            worker = self._workers[name] = WorkerProcess(self._pythons[name], scratch / f"{name}.log")
+        worker = self._worker(name, scratch)
         place = services.place(PEERS[name], f"{name}-{workload.name}")
         try:
             yield Entrant(name, worker, place)
@@ -244,6 +246,13 @@ class Run:
                 with suppress(WorkerFailed):  # what could be measured was
                     worker.ask("finish", place=place.to_json())
             services.clear(place)
+
+    def _worker(self, name: str, scratch: Path) -> WorkerProcess:
+        """A peer's worker: the one that it has, or a new one where it has none or lost it."""
+        worker = self._workers.get(name)
+        if worker is None or not worker.alive:
+            worker = self._workers[name] = WorkerProcess(self._pythons[name], scratch / f"{name}.log")
+        return worker
 
     def _prepare(self, entrant: Entrant, workload: Workload, arguments: dict[str, Any], services: Services) -> bool:
         began = time.monotonic()
@@ -286,7 +295,7 @@ class Run:
         """One measurement; of a cold operation several, each on a saver that was just opened."""
         cold = operation in workload.cold
         count = 1 if cold else self._options.count
-        for _ in range(3 if cold else 1):
+        for _ in range(self._options.cold if cold else 1):
             if cold:
                 entrant.worker.ask("open", place=entrant.place.to_json())
             sampling = {"operation": operation, "count": count, "seconds": self._options.seconds}

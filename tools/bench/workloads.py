@@ -436,8 +436,8 @@ def make(family: str, **arguments: Any) -> Workload:
 def plan(*, quick: bool) -> list[dict[str, Any]]:
     """All that is measured, as arguments of `make`, in order."""
     if quick:
-        chats, runs, histories, deltas = (0, 100), (("sync", 1), ("async", 8)), (10, 30), (10,)
-        supersteps, deleted, at_once, stored = 4, 10, (1, 8), (100, 30_000, 200_000)
+        chats, runs, histories, deltas = (0, 100), (("sync", 1), ("async", 8)), (5, 20), (5,)
+        supersteps, deleted, at_once, stored = 4, 5, (1, 4), (50, 30_000, 200_000)
     else:
         chats, histories, deltas = (0, 10, 100, 1_000), (10, 100, 1_000, 100_000), (100, 5_000)
         runs = tuple((durability, tasks) for durability in ("sync", "async", "exit") for tasks in (1, 8))
