@@ -300,9 +300,13 @@ def _small_values(
         if isinstance(record.value, Place):
             places.append(record.value)
         if isinstance(record, Checkpoint):
-            if len(record.table) < len(record.versions) or record.flags & HIDDEN:
+            if record.flags & HIDDEN:
                 return {}
-            places += [piece for pieces in record.table.values() for piece in pieces if isinstance(piece, Place)]
+            for channel in record.versions:
+                pieces = flushed.pieces(record, channel)
+                if pieces is None:  # a hint that has become stale, as any of a segment flushed during the rewrite may
+                    return {}
+                places += [piece for piece in pieces if isinstance(piece, Place)]
     if sum(place.length for place in places) > most:
         return {}
     materials = Materials(process, thread, flushed)
