@@ -1,7 +1,7 @@
 """The benchmark: what a superstep, a read and a stored byte cost with this saver and with its alternatives.
 
-    make bench                                  everything, about twenty minutes
-    make bench BENCH_ARGS=--quick               smaller sizes, a minute or two
+    make bench                                  everything, about half an hour
+    make bench BENCH_ARGS=--quick               smaller sizes, a few minutes
     make bench BENCH_ARGS="--only superstep --peers lsm-file,sqlite --rounds 9"
     python -m tools.bench.report                tables and plots again, from the last results
     python -m tools.bench.profile               where the time of put, put_writes and latest goes

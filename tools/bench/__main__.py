@@ -15,6 +15,7 @@ from tools.bench.peers import PEERS
 from tools.bench.report import write_report
 
 DEFAULT_OUTPUT = ROOT / "docs" / "performance"
+PARTIAL_OUTPUT = ROOT / "build" / "bench" / "partial"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -26,7 +27,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, help="how many rounds (default: 5, with --quick 2)")
     parser.add_argument("--delay", type=float, default=20.0, help="milliseconds by which each S3 request is delayed")
     parser.add_argument("--scratch", type=Path, default=Path("/var/tmp"), help="where files are stored: a real disk")
-    parser.add_argument("--output", type=Path, help="where results go (default: docs/performance; quick: build/bench)")
+    parser.add_argument(
+        "--output", type=Path, help="where results go (default: docs/performance, and build/bench/partial for parts)"
+    )
     given = parser.parse_args(arguments)
 
     starts = tuple(filter(None, given.only.split(",")))
@@ -52,7 +55,8 @@ def main(arguments: list[str] | None = None) -> int:
         )
     ).results()
 
-    output = given.output or (ROOT / "build" / "bench" / "quick" if given.quick else DEFAULT_OUTPUT)
+    whole = not (given.quick or given.only or given.peers)
+    output = given.output or (DEFAULT_OUTPUT if whole else PARTIAL_OUTPUT)
     output.mkdir(parents=True, exist_ok=True)
     (output / "results.json").write_text(json.dumps(results, indent=1) + "\n")
     for path in write_report(results, output):

@@ -232,8 +232,13 @@ class Run:
                 entrant = places.enter_context(self._entrant(name, workload, services, scratch))
                 if self._prepare(entrant, workload, arguments, services):
                     entrants.append(entrant)
-            for number in range(self._options.rounds if workload.operations else 0):
+            if workload.weighed:
+                entrants = [entrant for entrant in entrants if PEERS[entrant.name].compact]
+            for number in range(1 if workload.weighed else self._options.rounds):
                 self._round(number, entrants, workload, services)
+            for entrant in entrants if workload.weighed else []:
+                if not entrant.given_up:
+                    self._weigh(entrant, workload, services, {"compacted": True})
 
     @contextmanager
     def _entrant(self, name: str, workload: Workload, services: Services, scratch: Path) -> Iterator[Entrant]:
@@ -260,9 +265,10 @@ class Run:
             versions = entrant.worker.ask("start", peer=entrant.name, workload=arguments)
             self._peers[entrant.name]["versions"] |= versions
             if not workload.each_round:
-                entrant.worker.ask("prepare", place=services.filling(entrant.place).to_json())
-            if workload.weighed:
-                self._weigh(entrant, workload, services, compacted=False)
+                written = entrant.worker.ask("prepare", place=services.filling(entrant.place).to_json())
+                if workload.weighed:
+                    of_files = written if entrant.place.directory else None
+                    self._weigh(entrant, workload, services, {"compacted": False, "written": of_files})
         except WorkerFailed as error:
             self._fail(entrant, workload, "prepare", error)
             return False
@@ -270,10 +276,9 @@ class Run:
             self._say(f"  {entrant.name} was prepared in {took:.0f} s")
         return True
 
-    def _weigh(self, entrant: Entrant, workload: Workload, services: Services, *, compacted: bool) -> None:
+    def _weigh(self, entrant: Entrant, workload: Workload, services: Services, facts: dict[str, Any]) -> None:
         size = services.weigh(entrant.place)
-        entry = {"workload": workload.name, "peer": entrant.name, "compacted": compacted, "bytes": size}
-        self._stored.append(entry)
+        self._stored.append({"workload": workload.name, "peer": entrant.name, "bytes": size, **facts})
 
     def _round(self, number: int, entrants: list[Entrant], workload: Workload, services: Services) -> None:
         first = number % len(entrants) if entrants else 0
@@ -331,7 +336,7 @@ class Run:
         for measured in self._measurements:
             if (measured["workload"], measured["operation"], measured["round"]) == (workload.name, operation, number):
                 told[measured["peer"]] = f"{median(list(measured['series'].values())[-1]) * 1e3:.3g}"
-        return "  ".join(f"{peer} {value}" for peer, value in told.items()) + " ms"
+        return "  ".join(f"{peer} {value} ms" for peer, value in told.items())
 
     @staticmethod
     def _say(text: str) -> None:

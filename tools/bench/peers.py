@@ -64,6 +64,8 @@ class Peer:
         storage: `"memory"`, `"file"`, `"postgres"` or `"s3"`.
         open: Opens the saver.
         open_async: Opens the saver for async callers; `None` where that is the very same object.
+        compact: Compacts a thread of a saver of its, and removes what that replaced; `None` where there is no such
+            thing.
         requires: The distributions it needs, beside LangGraph.
         langgraph: LangGraph's distributions that it needs, where it does not work with ours.
         packages: The distributions whose versions are worth telling.
@@ -76,6 +78,7 @@ class Peer:
     storage: str
     open: Open
     open_async: AsyncOpen | None = None
+    compact: Callable[[Any, str], None] | None = None
     requires: tuple[str, ...] = ()
     langgraph: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
@@ -183,6 +186,12 @@ def _lsm_s3(place: Place) -> Iterator[Any]:
         yield saver
 
 
+def _lsm_compact(saver: Any, thread_id: str) -> None:
+    """What was replaced goes at once, without the grace that a running system's readers have."""
+    saver.compact(thread_id)
+    saver._runtime.run(saver._engine.collect_thread(thread_id, 0.0))
+
+
 @contextmanager
 def _lsm_delayed(place: Place) -> Iterator[Any]:
     from langgraph.checkpoint.lsm import LSMSaver
@@ -272,9 +281,10 @@ PEERS: dict[str, Peer] = {
         "LSMSaver, file",
         "file",
         _lsm_file(fsync=True),
+        compact=_lsm_compact,
         packages=("langgraph-checkpoint-lsm", "obstore"),
     ),
-    "lsm-file-nosync": Peer("LSMSaver, file, fsync=False", "file", _lsm_file(fsync=False)),
+    "lsm-file-nosync": Peer("LSMSaver, file, fsync=False", "file", _lsm_file(fsync=False), compact=_lsm_compact),
     "memory": Peer("InMemorySaver", "memory", _memory, packages=("langgraph-checkpoint",)),
     "sqlite": Peer(
         "SqliteSaver",
@@ -300,7 +310,7 @@ PEERS: dict[str, Peer] = {
         packages=("langgraph-checkpoint-objectstorage",),
         limits=_WALKS | {"delta": 1_000},
     ),
-    "lsm-s3": Peer("LSMSaver, S3", "s3", _lsm_s3, limits={"history": 1_000}),
+    "lsm-s3": Peer("LSMSaver, S3", "s3", _lsm_s3, compact=_lsm_compact, limits={"history": 1_000}),
     "lsm-delayed": Peer("LSMSaver, memory with S3's delay", "memory", _lsm_delayed, families=frozenset({"at-once"})),
     "objectstorage-s3": Peer(
         "ObjectStorageSaver, S3",

@@ -106,7 +106,7 @@ def _bars(axes: Any, panel: Panel) -> None:
     )
     axes.set_xscale("log")
     # Room for the words on the right, whatever the range.
-    lowest, highest = min(values) / 2, max(bar.value.high for bar in bars)
+    lowest, highest = min(values) / 10, max(bar.value.high for bar in bars)
     axes.set_xlim(lowest, highest * (highest / lowest) ** 0.4)
     for position, bar in enumerate(bars):
         axes.annotate(bar.words, (bar.value.high, position), (4, 0), textcoords="offset points", va="center")

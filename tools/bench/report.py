@@ -41,13 +41,16 @@ STORED = {
 
 
 def write_report(raw: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Write `results.md` and the plots. Returns what was written."""
+    """Write `results.md` and the plots, and remove plots of which nothing was measured. Returns what was written."""
     results = Results(raw)
     written = [folder / "results.md"]
     written[0].write_text(tables(results))
     for name, groups in _figures(results):
+        path = folder / f"{name}.svg"
         if any(panel.marks for group in groups for panel in group):
-            written.append(plots.draw(groups, folder / f"{name}.svg"))
+            written.append(plots.draw(groups, path))
+        else:
+            path.unlink(missing_ok=True)
     return written
 
 
@@ -182,6 +185,39 @@ def _bytes(results: Results) -> Iterator[str]:
                 title = _title(results, peer) + (", compacted" if compacted else "")
                 rows.append([title, *("" if size is None else f"{size / 1e6:,.2f} MB" for size in sizes)])
     yield from _rows(["saver", *columns], rows)
+    yield "Bytes written to files meanwhile, for each byte then on disk, logs and compaction in the background included:"
+    yield ""
+    rows = []
+    for peer in results.peers:
+        told = []
+        for workload in workloads:
+            written, stored = results.written(workload["name"], peer), results.stored(workload["name"], peer)
+            told.append(f"{written / stored:.2f}" if written and stored else "")
+        if any(told):
+            rows.append([_title(results, peer), *told])
+    yield from _rows(["saver", *columns], rows)
+    yield from _compaction(results, dict(zip((each["name"] for each in workloads), columns, strict=True)))
+
+
+def _compaction(results: Results, workloads: Mapping[str, str]) -> Iterator[str]:
+    rows = []
+    for name, title in workloads.items():
+        for peer in results.peers:
+            before, after = results.stored(name, peer), results.stored(name, peer, compacted=True)
+            taken = results.seconds(name, "compact", peer)
+            if taken is None or before is None or after is None:
+                continue
+            requests = results.requests(name, "compact", peer)
+            size = next(each["size"] for each in results.workloads("stored") if each["name"] == name)
+            told = "" if requests is None else f"{requests * size:,.0f}"
+            rate = f"{before / 1e6 / taken.median:,.1f} MB/s"
+            rows.append(
+                [title, _title(results, peer), f"{taken.median * 1e3:,.0f} ms", rate, f"{before / after:.2f}", told]
+            )
+    if rows:
+        yield "## Compaction of a whole thread, asked for"
+        yield ""
+        yield from _rows(["thread", "saver", "took", "rate", "smaller by a factor of", "requests"], rows)
 
 
 def _missing(results: Results) -> Iterator[str]:

@@ -122,3 +122,10 @@ class Results:
             if (entry["workload"], entry["peer"], entry["compacted"]) == (workload, peer, compacted):
                 return int(entry["bytes"])
         return None
+
+    def written(self, workload: str, peer: str) -> int | None:
+        """Bytes written to files, all in all, to store what is then on disk."""
+        for entry in self.raw["stored"]:
+            if (entry["workload"], entry["peer"]) == (workload, peer) and entry.get("written") is not None:
+                return int(entry["written"])
+        return None

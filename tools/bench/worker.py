@@ -3,7 +3,7 @@
 The protocol is one JSON object a line: a command on standard input, its answer on standard output.
 
     {"do": "start", "peer": "sqlite", "workload": {"family": "history", "size": 100}}
-    {"do": "prepare", "place": {...}}             store what the workload starts from
+    {"do": "prepare", "place": {...}}             store what the workload starts from; answers bytes written meanwhile
     {"do": "open", "place": {...}}                open the saver; closes the one that was open
     {"do": "warm", "operation": "by_id", "count": 100, "seconds": 1.0}
     {"do": "measure", "operation": "by_id", "count": 100, "seconds": 1.0}
@@ -29,7 +29,9 @@ import threading
 import traceback
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
+from functools import partial
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from tools.bench.peers import PEERS, Place, forget
@@ -47,11 +49,14 @@ class Worker:
         self._workload = make(**workload)
         return {name: _version(name) for name in self._peer.packages}
 
-    def prepare(self, place: dict[str, Any]) -> None:
-        """Store what the workload starts from."""
+    def prepare(self, place: dict[str, Any]) -> int | None:
+        """Store what the workload starts from; answers how many bytes were written to files meanwhile, if known."""
         self._close()
+        before = _written()
         with self._peer.open(Place(**place)) as saver:
             self._workload.prepare(saver)
+        after = _written()
+        return None if before is None or after is None else after - before
 
     def open(self, place: dict[str, Any]) -> None:
         """Open the saver for measurements."""
@@ -78,7 +83,8 @@ class Worker:
         forget(Place(**place))
 
     def _session(self, count: int, seconds: float) -> Session:
-        return Session(self._saver, self._open_async, Sampling(count, seconds))
+        compact = partial(self._peer.compact, self._saver) if self._peer.compact else _cannot_compact
+        return Session(self._saver, self._open_async, compact, Sampling(count, seconds))
 
     def _open_async(self) -> AbstractAsyncContextManager[Any]:
         if self._peer.open_async is not None:
@@ -93,6 +99,19 @@ class Worker:
         if self._opened is not None:
             opened, self._opened, self._saver = self._opened, None, None
             opened.__exit__(None, None, None)
+
+
+def _cannot_compact(thread_id: str) -> None:
+    raise NotImplementedError(f"this peer does not compact, not {thread_id} either")
+
+
+def _written() -> int | None:
+    """Bytes that this process has written, by the system's count; `None` where it keeps none."""
+    try:
+        lines = Path("/proc/self/io").read_text().splitlines()
+    except OSError:
+        return None
+    return next(int(line.split()[1]) for line in lines if line.startswith("wchar:"))
 
 
 def _version(distribution: str) -> str:

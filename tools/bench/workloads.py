@@ -56,11 +56,13 @@ class Session:
     Attributes:
         saver: For sync callers.
         open_async: Opens the saver for async callers, in a running event loop.
+        compact: Compacts a thread, where the peer can.
         sampling: How many samples to take.
     """
 
     saver: Saver
     open_async: Callable[[], AbstractAsyncContextManager[Saver]]
+    compact: Callable[[str], None]
     sampling: Sampling
 
 
@@ -81,7 +83,8 @@ class Workload:
         operations: What is measured, in this order; each is a method that takes a `Session`.
         cold: Operations before each sample of which the saver is opened anew.
         each_round: Whether `prepare` is called before each round, rather than once.
-        weighed: Whether the bytes that are stored after `prepare` are a result.
+        weighed: Whether the bytes that are stored after `prepare`, and after `compact`, are a result; what does not
+            change between rounds is measured in one.
     """
 
     family: ClassVar[str]
@@ -389,6 +392,7 @@ class Stored(Workload):
     size: int
     value: int = 0
     family = "stored"
+    operations = ("compact",)
     weighed = True
 
     @property
@@ -396,7 +400,7 @@ class Stored(Workload):
         return f"stored-{self.kind}-{self.size}"
 
     def prepare(self, saver: Saver) -> None:
-        thread = _new_thread(saver, "stored")
+        thread = self._thread = _new_thread(saver, "stored")
         match self.kind:
             case "chat":
                 said = conversation.messages(1)
@@ -417,6 +421,13 @@ class Stored(Workload):
                     thread.superstep({"count": number}, {"count": number}).save(saver)
             case _:
                 raise ValueError(self.kind)
+
+    def compact(self, session: Session) -> Measured:
+        taken, _ = _timed(session.compact, self._thread.thread_id)
+        found = session.saver.get_tuple(self._thread.config())  # type: ignore[arg-type]
+        if found is None or found.checkpoint["id"] != self._thread.ids[-1]:
+            raise WrongAnswer("after compaction, the latest checkpoint is another one")
+        return Measured({"seconds": [taken]}, self.size)
 
 
 _FAMILIES: dict[str, type[Workload]] = {
