@@ -44,7 +44,8 @@ from lsm.limits import MANIFEST
 from lsm.process import Known, Process, Thread, refresh
 from lsm.read import latest
 from lsm.root import verify_root
-from lsm.steps import All, Append, Create, Now, PutIf, Sleep, Steps, Wait, results
+from lsm.steps import All, Append, Now, PutIf, Sleep, Steps, Wait, results
+from lsm.upload import upload
 from lsm.view import BlobKey, View, assemble
 
 logger = logging.getLogger("lsm")
@@ -309,7 +310,7 @@ def _send(process: Process, thread: Thread, view: View | None, batch: Batch) -> 
         flush = thread.flush = None
     if flush is None and view.count and (asked or view.size + _MOST_STUBS + process.limits.frame > MANIFEST):
         flush = prepare(view, process.compression, now, process.entropy(10))
-        results((yield All([Create(segment_key(thread.id, flush.info.ulid), flush.body)])))
+        yield from upload(segment_key(thread.id, flush.info.ulid), flush.body)
     yield from _refuse(process, thread, view, batch)
     members = [entry for entry in batch.members if not entry.done.done()]
     base = view
@@ -334,7 +335,9 @@ def _send(process: Process, thread: Thread, view: View | None, batch: Batch) -> 
     beside = None
     if flush is None and view.count and view.tail_size + len(raw) > process.limits.tail:
         beside = prepare(view, process.compression, now, process.entropy(10))
-    requests = [request] if beside is None else [request, Create(segment_key(thread.id, beside.info.ulid), beside.body)]
+    requests = [request]
+    if beside is not None:
+        requests.append(upload(segment_key(thread.id, beside.info.ulid), beside.body))
     batch.sent = True
     outcomes = yield All(requests)
     if isinstance(outcomes[0], BaseException):
@@ -395,7 +398,7 @@ def _frame(
         segment = batch.uploaded
         if segment is None or not segment.serves(bodies, view, now - process.limits.grace / 2):
             segment = _value_segment(process, view, large, bodies, now)
-            results((yield All([Create(segment_key(thread.id, segment.info.ulid), segment.body)])))
+            yield from upload(segment_key(thread.id, segment.info.ulid), segment.body)
             batch.uploaded = segment
         info = replace(segment.info, number=view.next_number, base=seq, top=seq)
         slots = dict(zip(map(id, large), segment.slots, strict=True))

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from lsm.cache import Cache
-from lsm.collect import Collected, collect, collect_thread, delete_all
+from lsm.collect import Collected, collect, collect_thread, delete_all, list_all
 from lsm.commit import Change, Nothing, Put, PutWrites, commit
 from lsm.compact import all_logs, compact, copy, delete_runs, due, prune
-from lsm.errors import Conflict, IncompleteWritesError
+from lsm.errors import Conflict, IncompleteWritesError, Throttled, Unavailable
 from lsm.format.envelope import Compression
 from lsm.format.names import segments_prefix
 from lsm.format.records import Checkpoint, Typed, Version, Writes, pack_payload, pack_writes
@@ -26,12 +25,13 @@ from lsm.listing import Listing
 from lsm.process import Process, refresh
 from lsm.read import Item, Stored, Terms, by_id, latest, materialise, reading
 from lsm.root import verify_root
-from lsm.steps import All, DeleteIf, List, Now, Steps, results
+from lsm.steps import All, DeleteIf, Now, Steps, results
 from lsm.view import View
 
 logger = logging.getLogger("lsm")
 
 _SIDE_BY_SIDE = 16
+_ATTEMPTS = 20
 
 
 class Engine:
@@ -55,8 +55,8 @@ class Engine:
         >>> storage = open_storage("memory://")
         >>> engine = Engine(storage.url, storage.appends, os.urandom)
         >>> value = ("msgpack", b"hello")
-        >>> put = engine.put("t", "", "1", None, ("msgpack", b"{}"), ("msgpack", b"{}"), {"c": "v1"}, {"c": ("v1", value)})
-        >>> run(put, storage)
+        >>> empty = ("msgpack", b"{}")
+        >>> run(engine.put("t", "", "1", None, empty, empty, {"c": "v1"}, {"c": ("v1", value)}), storage)
         >>> run(engine.get("t", ""), storage).values
         {'c': ('msgpack', b'hello')}
     """
@@ -244,27 +244,20 @@ class Engine:
     def delete(self, thread_id: str) -> Steps[None]:
         """Remove a thread and all of its objects. Two rounds, and the removal of the segments."""
         thread = self.process.thread(thread_id)
-        while True:
-            view, keys = results((yield All([refresh(self.process, thread), self._segment_keys(thread_id)])))
+        keys: set[str] = set()
+        for attempt in range(_ATTEMPTS):
+            view, listed = results((yield All([refresh(self.process, thread), list_all(segments_prefix(thread_id))])))
             if view is None:
-                return
+                break
+            keys.update(entry.key for entry in listed)
             try:
                 yield DeleteIf(thread.key, view.tag)
-            except Conflict:
-                continue
-            break
+                break
+            except (Conflict, Throttled, Unavailable):
+                if attempt == _ATTEMPTS - 1:
+                    raise
         self.process.adopt(thread, None)
-        yield from delete_all(keys)
-
-    def _segment_keys(self, thread_id: str) -> Steps[Any]:
-        prefix, after = segments_prefix(thread_id), None
-        keys: list[str] = []
-        while True:
-            page = yield List(prefix, after)
-            keys += [entry.key for entry in page.entries]
-            if not page.more:
-                return keys
-            after = keys[-1]
+        yield from delete_all(sorted(keys))
 
     def delete_all(self, thread_ids: Sequence[str]) -> Steps[None]:
         """Remove some threads."""

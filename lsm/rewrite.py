@@ -45,7 +45,8 @@ from lsm.format.segment import Key, SegmentInfo, SegmentWriter, Slot, guest_term
 from lsm.lineage import KeepRule, Node, needed
 from lsm.process import Process, Thread
 from lsm.read import Materials, SegmentGone, load_runs
-from lsm.steps import AbortUpload, Create, FinishUpload, GetRanges, Now, OpenUpload, Steps, UploadPart
+from lsm.steps import AbortUpload, FinishUpload, GetRanges, Now, OpenUpload, Steps, UploadPart
+from lsm.upload import upload
 from lsm.view import BlobKey, CheckpointKey, View, is_later
 
 logger = logging.getLogger("lsm")
@@ -243,7 +244,7 @@ class _Output:
         info = self.writer.finish()
         rest = b"".join([*self._parts, self.writer.take()])
         if self._handle is None:
-            yield Create(self._key, rest)
+            yield from upload(self._key, rest)
         else:
             yield UploadPart(self._handle, rest)
             yield FinishUpload(self._handle)

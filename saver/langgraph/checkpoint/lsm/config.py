@@ -7,10 +7,12 @@ Rules of this module:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple, TypeVar
 
 from langchain_core.runnables import RunnableConfig
+
+T = TypeVar("T")
 
 
 class Address(NamedTuple):
@@ -105,19 +107,28 @@ def before_id(config: RunnableConfig | None) -> str | None:
     return checked_id(_configurable(config).get("checkpoint_id")) if config else None
 
 
-def checked_ids(values: Sequence[str], name: str) -> list[str]:
-    """A list of ids.
+def checked_sequence(values: Iterable[T], name: str) -> list[T]:
+    """Several ids or names, as a list.
+
+    Raises:
+        TypeError: If it is a single string.
+    """
+    if isinstance(values, (str, bytes)):
+        raise TypeError(f"{name} must be a sequence, not a single {type(values).__name__}: pass [{values!r}]?")
+    return list(values)
+
+
+def checked_names(values: Iterable[str], name: str) -> list[str]:
+    """Several names.
 
     Raises:
         TypeError: If it is a single string, or something in it is none.
     """
-    if isinstance(values, (str, bytes)):
-        raise TypeError(f"{name} must be a sequence of ids, not a single {type(values).__name__}: [{values!r}]?")
-    ids = list(values)
-    for each in ids:
-        if not isinstance(each, (str, int)):
+    names = checked_sequence(values, name)
+    for each in names:
+        if not isinstance(each, str):
             raise TypeError(f"{name} must be strings, not {type(each).__name__}: {each!r}")
-    return [str(each) for each in ids]
+    return names
 
 
 def config_of(thread_id: Any, namespace: str, checkpoint_id: str) -> RunnableConfig:

@@ -35,7 +35,8 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.lsm.config import (
     address,
     before_id,
-    checked_ids,
+    checked_names,
+    checked_sequence,
     checked_thread_id,
     config_of,
     search,
@@ -91,6 +92,10 @@ class LSMSaver(BaseCheckpointSaver[str]):
     """
 
     def __init__(self, store: Any, prefix: str = "", **options: Any):
+        if isinstance(store, (str, os.PathLike)):
+            raise TypeError(
+                f"LSMSaver takes an obstore store; for an address: LSMSaver.from_conn_string({str(store)!r})"
+            )
         self._open(ObjectStorage(store, prefix), **options)
 
     @classmethod
@@ -148,7 +153,7 @@ class LSMSaver(BaseCheckpointSaver[str]):
         _one_of("compression", compression, COMPRESSIONS)
         _one_of("compaction", compaction, ("background", "off"))
         _one_of("concurrent_runs", concurrent_runs, ("fork", "refuse"))
-        if cache_bytes < 0:
+        if type(cache_bytes) is not int or cache_bytes < 0:
             raise ValueError(f"cache_bytes must be a number of bytes, not {cache_bytes!r}")
         self._storage = storage
         self._runtime = Runtime(storage)
@@ -311,17 +316,15 @@ class LSMSaver(BaseCheckpointSaver[str]):
             >>> saver.get_delta_channel_history(config={"configurable": {"thread_id": "1"}}, channels=["messages"])
             {'messages': {'writes': []}}
         """
-        if not channels:
-            return {}
-        return self._histories(self._runtime.run(self._engine.history(*address(config), list(channels))))
+        where, names = address(config), checked_names(channels, "channels")
+        return self._histories(self._runtime.run(self._engine.history(*where, names))) if names else {}
 
     async def aget_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
         """Async version of `get_delta_channel_history`."""
-        if not channels:
-            return {}
-        return self._histories(await self._runtime.arun(self._engine.history(*address(config), list(channels))))
+        where, names = address(config), checked_names(channels, "channels")
+        return self._histories(await self._runtime.arun(self._engine.history(*where, names))) if names else {}
 
     def _histories(self, found: Mapping[str, ChannelHistory]) -> dict[str, DeltaChannelHistory]:
         return {channel: self._history(each) for channel, each in found.items()}
@@ -537,7 +540,7 @@ class LSMSaver(BaseCheckpointSaver[str]):
         await self._runtime.arun(self._delete_for_runs(run_ids))
 
     def _delete_for_runs(self, run_ids: Sequence[str]) -> Steps[None]:
-        ids = set(checked_ids(run_ids, "run_ids"))
+        ids = set(checked_names(run_ids, "run_ids"))
         terms = [group[0] for run_id in sorted(ids) for group in terms_for({"run_id": run_id})]
 
         def made_by_them(metadata: Typed) -> bool:
@@ -590,9 +593,7 @@ class LSMSaver(BaseCheckpointSaver[str]):
 
     def _prune(self, thread_ids: Sequence[str], strategy: str) -> Steps[None]:
         _one_of("strategy", strategy, _STRATEGIES)
-        if isinstance(thread_ids, (str, bytes)):
-            raise TypeError(f"thread_ids must be a sequence of thread ids, not a single one: [{thread_ids!r}]?")
-        ids = [checked_thread_id(each) for each in thread_ids]
+        ids = [checked_thread_id(each) for each in checked_sequence(thread_ids, "thread_ids")]
         return self._engine.delete_all(ids) if strategy == "delete" else self._engine.prune(ids)
 
     def flush(self, thread_id: str) -> None:

@@ -1,0 +1,39 @@
+"""Storing objects that nothing refers to yet.
+
+Rules of this module:
+
+- Their names are made for them alone, so that an object of that name is this object: a `Conflict` means that an earlier
+  attempt was stored and its answer lost.
+- A failure that may pass is met with patience here; whoever uploads is not yet in anybody's way.
+"""
+
+from __future__ import annotations
+
+from lsm.errors import Conflict, Throttled, Unavailable
+from lsm.steps import Create, Sleep, Steps
+
+_ATTEMPTS = 6
+_FIRST_PAUSE = 0.1
+
+
+def upload(key: str, body: bytes) -> Steps[None]:
+    """Store an object.
+
+    Args:
+        key: A name that nothing else will ever have.
+        body: Its bytes.
+
+    Raises:
+        StorageError: If it could not be stored.
+    """
+    for attempt in range(_ATTEMPTS):
+        try:
+            yield Create(key, body)
+        except Conflict:
+            pass
+        except (Throttled, Unavailable):
+            if attempt == _ATTEMPTS - 1:
+                raise
+            yield Sleep(_FIRST_PAUSE * 2**attempt)
+            continue
+        return
