@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from lsm.format.records import Checkpoint, Place, Typed, version_key
-from lsm.format.segment import Run, SegmentInfo
+from lsm.format.segment import Run, SegmentInfo, above
 from lsm.process import Process, Thread
 from lsm.read import Gathering, Item, Materials, PendingWrite, by_id, latest, load_runs, settled
 from lsm.steps import Steps
@@ -119,7 +119,7 @@ class _Ancestors:
         self._namespace = namespace
         self._gathering = Gathering(thread, view)
         self._gathering.add_at_hand(namespace)
-        low, high = (namespace, ""), (namespace, "\U0010ffff")
+        low, high = (namespace,), above(namespace)
         self._unread = [
             (info, run) for info in view.holders(namespace) for run in info.checkpoint_index.covering(low, high)
         ]

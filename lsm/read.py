@@ -36,14 +36,14 @@ from lsm.format.records import (
     unpack_writes,
     version_key,
 )
-from lsm.format.segment import Page, Run, SegmentInfo, guest_term, open_run
+from lsm.format.segment import Page, Run, SegmentInfo, above, guest_term, open_run
 from lsm.process import Known, Process, Thread, missing, refresh
 from lsm.steps import All, GetRanges, Steps
 from lsm.view import BlobKey, CheckpointKey, View
 
 T = TypeVar("T")
 Terms = Sequence[bytes]
-TOP = "\U0010ffff"
+_TOP = (True, "")  # above all ids
 
 
 class SegmentGone(LSMError):
@@ -276,19 +276,21 @@ class Scan:
         self._gathering = Gathering(thread, view)
         self._gathering.add_at_hand(namespace)
         self._space = namespace
-        low, high = ((namespace, ""), (namespace, before or TOP)) if namespace is not None else (("",), (TOP,))
-        self._unread: list[tuple[str, SegmentInfo, Run]] = []
+        self._unread: list[tuple[tuple[bool, str], SegmentInfo, Run]] = []
         for info in view.segments() if namespace is None else view.holders(namespace):
             if all(any(has(info.terms, term) for term in group) for group in terms):
-                runs = info.checkpoint_index.covering(low, high)
+                runs: Sequence[Run] = info.checkpoint_index.runs
+                if namespace is not None:
+                    high = (namespace, before) if before is not None else above(namespace)
+                    runs = info.checkpoint_index.covering((namespace,), high)
                 self._unread += [(self._bound(info, run), info, run) for run in runs]
         self._unread.sort(key=lambda each: each[0])
         self._given: set[CheckpointKey] = set(given)
 
-    def _bound(self, info: SegmentInfo, run: Run) -> str:
+    def _bound(self, info: SegmentInfo, run: Run) -> tuple[bool, str]:
         """No id of the run that this scan wants is above."""
         upper = info.checkpoint_index.upper(run)
-        return upper[1] if len(upper) > 1 and upper[0] == self._space else TOP
+        return (False, upper[1]) if len(upper) > 1 and upper[0] == self._space else _TOP
 
     def next(self, count: int) -> Steps[list[Item]]:
         """Up to `count` more checkpoints; none at all at the end."""
@@ -304,11 +306,11 @@ class Scan:
 
     def _ready(self, count: int) -> list[Item]:
         """What is not below anything that may still be unread, newest first."""
-        bound = self._unread[-1][0] if self._unread else ""
+        bound = self._unread[-1][0] if self._unread else (False, "")
         ready = [
             item
             for key in self._gathering.items
-            if key[1] > bound and self._wants(key) and (item := self._gathering.get(key)) and self._matches(item)
+            if (False, key[1]) > bound and self._wants(key) and (item := self._gathering.get(key)) and self._matches(item)
         ]
         ready.sort(key=lambda item: (item.checkpoint.id, item.checkpoint.namespace), reverse=True)
         return ready
@@ -328,7 +330,7 @@ class Scan:
 
     def _read_more(self, count: int) -> Steps[None]:
         wanted, rows = [], 0
-        while self._unread and (rows < 2 * count or self._terms or self._unread[-1][0] == TOP):
+        while self._unread and (rows < 2 * count or self._terms or self._unread[-1][0] == _TOP):
             _, info, run = self._unread.pop()
             wanted.append((info, run))
             rows += run.rows

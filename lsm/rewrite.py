@@ -41,7 +41,7 @@ from lsm.format.records import (
     unpack_writes,
     version_key,
 )
-from lsm.format.segment import Key, SegmentInfo, SegmentWriter, Slot, guest_term, rows_of
+from lsm.format.segment import Key, SegmentInfo, SegmentWriter, Slot, above, guest_term, rows_of
 from lsm.lineage import KeepRule, Node, needed
 from lsm.process import Process, Thread
 from lsm.read import Materials, SegmentGone, load_runs
@@ -51,7 +51,6 @@ from lsm.view import BlobKey, CheckpointKey, View, is_later
 
 logger = logging.getLogger("lsm")
 
-TOP = "\U0010ffff"
 _WINDOW = 2 << 20
 _WINDOWS = 16
 _PART = 8 << 20
@@ -140,7 +139,7 @@ class _Rows:
         self._inputs = []
         for info in infos:
             index = info.blob_index if blobs else info.checkpoint_index
-            runs = index.runs if namespace is None else index.covering((namespace,), (namespace, TOP, TOP))
+            runs = index.runs if namespace is None else index.covering((namespace,), above(namespace))
             self._inputs.append((info, iter(runs)))
         self._heap: list[tuple[Key, int, int, Record, Iterator[tuple[Key, Record]]]] | None = None
         self._count = 0

@@ -58,7 +58,7 @@ def verify_root(url: str) -> Steps[None]:
         except LSMError:
             yield All([Delete(probes)])  # as far as that works
             raise
-        _, created = yield All([Delete(probes), Create(KEY, _body())])
+        _, created = yield All([Delete(probes), _patiently(Create(KEY, _body()))])
         if not isinstance(created, Exception):
             return
         if not isinstance(created, Conflict):

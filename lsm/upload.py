@@ -3,14 +3,14 @@
 Rules of this module:
 
 - Their names are made for them alone, so that an object of that name is this object: a `Conflict` means that an earlier
-  attempt was stored and its answer lost.
+  attempt was stored and its answer lost; a look at the object proves it.
 - A failure that may pass is met with patience here; whoever uploads is not yet in anybody's way.
 """
 
 from __future__ import annotations
 
-from lsm.errors import Conflict, Throttled, Unavailable
-from lsm.steps import Create, Sleep, Steps
+from lsm.errors import Conflict, NotFound, Throttled, Unavailable
+from lsm.steps import Create, GetRanges, Sleep, Steps
 
 _ATTEMPTS = 6
 _FIRST_PAUSE = 0.1
@@ -28,10 +28,11 @@ def upload(key: str, body: bytes) -> Steps[None]:
     """
     for attempt in range(_ATTEMPTS):
         try:
-            yield Create(key, body)
-        except Conflict:
-            pass
-        except (Throttled, Unavailable):
+            try:
+                yield Create(key, body)
+            except Conflict:
+                yield GetRanges(key, ((0, 1),))
+        except (NotFound, Throttled, Unavailable):
             if attempt == _ATTEMPTS - 1:
                 raise
             yield Sleep(_FIRST_PAUSE * 2**attempt)

@@ -19,7 +19,7 @@ from lsm.errors import CorruptionError
 from lsm.format.bloom import has
 from lsm.format.manifest import CommitId, Frame, Header, unpack_frames, unpack_header
 from lsm.format.records import HIDDEN, Blob, Checkpoint, Pieces, Place, Record, Version, Writes, version_key
-from lsm.format.segment import SegmentInfo, blob_term, namespace_term
+from lsm.format.segment import SegmentInfo, above, blob_term, namespace_term
 from lsm.steps import Tag
 
 BlobKey = tuple[str, str, str]
@@ -202,7 +202,7 @@ class View:
 
     def may_hold(self, info: SegmentInfo, namespace: str) -> bool:
         """Whether a segment may have checkpoints or writes of a namespace."""
-        return bool(info.checkpoint_index.covering((namespace, ""), (namespace, "\U0010ffff"))) and has(
+        return bool(info.checkpoint_index.covering((namespace,), above(namespace))) and has(
             info.terms, namespace_term(namespace)
         )
 

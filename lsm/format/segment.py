@@ -208,9 +208,14 @@ def _cut_down(key: Key) -> Key:
 
 def _cut_up(key: Key) -> Key:
     for at, part in enumerate(key):
-        if len(part) > _CUT:
-            return (*key[:at], part[:_CUT] + _TOP)
+        if len(part) > _CUT and (stem := part[:_CUT].rstrip(_TOP)):
+            return (*key[:at], stem[:-1] + chr(ord(stem[-1]) + 1))
     return key
+
+
+def above(namespace: str) -> Key:
+    """A bound above all keys of a namespace: no text lies between a text and itself with a zero behind it."""
+    return (namespace + "\0",)
 
 
 # Reading.

@@ -78,6 +78,7 @@ _COALESCE = 2**20  # ranges closer than this are fetched as one; object_store's 
 _CONDITIONAL = (Create, PutIf, Append)
 _STATUS = re.compile(r"non-2xx status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
+_UNDECIDED = ("ConditionalRequestConflict", "OperationAborted", None)
 _NO_BUCKET = {"NoSuchBucket", "ContainerNotFound", "InvalidBucketName"}
 _CREDENTIALS = re.compile(r"performing token request|//169\.254\.")  # of the machine's identity service
 
@@ -320,6 +321,8 @@ class ObjectStorage:
             if isinstance(request, DeleteIf):
                 return Conflict(what, key)
             return NotFound(f"{self.url}: there is no object {key}", key)
+        if conditional and status == 409 and code in _UNDECIDED:
+            return Throttled(f"{what}. Another write to the same name was under way; neither may have been stored.", key)
         if isinstance(error, exceptions.PreconditionError | exceptions.AlreadyExistsError):
             # 409 comes out as "already exists" whatever was asked; only a conditional write can lose against another.
             return Conflict(what, key) if conditional else Unavailable(what, key)
