@@ -298,31 +298,3 @@ async def test_an_unserialisable_value_among_callers_that_wait(slow: tuple[S3Pro
     assert [isinstance(outcome, TypeError) for outcome in outcomes] == [n in (2, 5) for n in values]
     expected = [(f"task-{n}", "a", n) for n in range(8) if n not in (2, 5)]
     assert (await saver.aget_tuple(config)).pending_writes == expected
-
-
-async def test_a_clone_with_an_allowlist_has_the_cache_and_the_queues(slow: tuple[S3Proxy, LSMSaver]) -> None:
-    proxy, saver = slow
-    clone = saver.with_allowlist([("tests.test_concurrency", "Unserialisable")])
-    assert clone is not saver
-    config = put(saver, at("thread"), {"text": noise(1)})
-    saver.get_tuple(config)
-    proxy.clear()
-    assert clone.get_tuple(config).checkpoint["channel_values"] == {"text": noise(1)}
-    assert [request.status for request in proxy.requests] == [304]  # it knows all but whether that is still so
-
-    proxy.clear()
-    proxy.delay = 0.1
-    first = asyncio.create_task(saver.aput_writes(config, [("a", 0)], "task-0"))
-    await under_way(proxy)
-    both = [one.aput_writes(config, [("a", n)], f"task-{n}") for n, one in enumerate([saver, clone] * 4, start=1)]
-    await asyncio.gather(first, *both)
-    assert commits(proxy) == 2  # who came while the first was under way shares the second
-
-
-def test_clones_with_an_allowlist_write_side_by_side(backend: Backend) -> None:
-    with backend.open() as saver, ThreadPoolExecutor(4) as pool:
-        clone = saver.with_allowlist([("tests.test_concurrency", "Unserialisable")])
-        done = list(pool.map(branch, [saver, clone, saver, clone], range(4), [5] * 4))
-        everything = sorted((one for stored in done for one in stored), reverse=True)
-        assert listed(saver, at("shared")) == everything
-        assert listed(clone, at("shared")) == everything

@@ -272,8 +272,9 @@ class Comparison(RuleBasedStateMachine):
             config = self.config(thread_id, None)
             for limit in (None, 0, 1):
                 self.compare_lists(how, config, limit=limit, before=[None, *self.stored(thread_id, "")][-1])
-            for key, value in (metadata | {"absent": None}).items():
+            for key, value in metadata.items():
                 self.compare_lists(how, config, wanted={key: value}, limit=3)
+                self.compare_lists(how, config, wanted={key: None, "absent": None})
                 self.compare_lists(how, config, wanted={key: float(value) if isinstance(value, int) else value})
 
     def compare_lists(
