@@ -518,7 +518,7 @@ def _refuse(process: Process, thread: Thread, view: View, batch: Batch) -> Steps
         if namespace not in heads:
             head = yield from latest(process, thread, view, namespace)
             heads[namespace] = head.checkpoint.id if head else None
-        if heads[namespace] == parent:
+        if heads[namespace] in (parent, put.checkpoint.id):
             heads[namespace] = put.checkpoint.id
         else:
             _settle(entry, ConcurrentRunError(thread.id, namespace, parent, heads[namespace]))

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
 
 from lsm.cache import Cache
 from lsm.collect import Collected, collect, collect_thread, delete_all, list_all
 from lsm.commit import Change, Nothing, Put, PutWrites, commit
-from lsm.compact import all_logs, compact, copy, delete_runs, due, prune
+from lsm.compact import all_logs, compact, copy, delete_runs, due, keep, prune
 from lsm.errors import Conflict, IncompleteWritesError, Throttled, Unavailable
 from lsm.format.envelope import Compression
 from lsm.format.names import segments_prefix
@@ -22,16 +23,20 @@ from lsm.format.records import Checkpoint, Typed, Version, Writes, pack_payload,
 from lsm.history import ChannelHistory, history
 from lsm.limits import FILES, OBJECTS, Limits
 from lsm.listing import Listing
-from lsm.process import Process, refresh
-from lsm.read import Item, Stored, Terms, by_id, latest, materialise, reading
+from lsm.process import Process, Thread, refresh
+from lsm.read import Item, Scan, Stored, Terms, by_id, latest, materialise, reading
+from lsm.retention import Expire, Horizon, Retention
 from lsm.root import verify_root
 from lsm.steps import All, DeleteIf, Now, Steps, results
 from lsm.view import View
 
 logger = logging.getLogger("lsm")
 
+ConcurrentRuns = Literal["fork", "refuse"]
+
 _SIDE_BY_SIDE = 16
 _ATTEMPTS = 20
+_WORTH_EXPIRING = 0.25
 
 
 class Engine:
@@ -44,6 +49,8 @@ class Engine:
         compression: How new blocks are compressed.
         cache_bytes: How much is kept at hand, in bytes.
         limits: Sizes; by default those that suit the kind of store.
+        retention: How long checkpoints stay.
+        concurrent_runs: With `"refuse"`, a checkpoint must go on from its namespace's head, unless it is meant not to.
 
     Attributes:
         on_due: Told the id of a thread whose segments should be merged.
@@ -70,9 +77,13 @@ class Engine:
         compression: Compression = "zstd",
         cache_bytes: int = 256 << 20,
         limits: Limits | None = None,
+        retention: Retention | None = None,
+        concurrent_runs: ConcurrentRuns = "fork",
     ):
         limits = limits or (FILES if appends else OBJECTS)
         self.on_due: Callable[[str], None] | None = None
+        self.retention = retention
+        self._exclusive = concurrent_runs == "refuse"
         self.process = Process(url, limits, appends, compression, Cache(cache_bytes), entropy)
 
     def setup(self) -> Steps[None]:
@@ -96,7 +107,7 @@ class Engine:
         root: str | None = None,
         terms: Sequence[bytes] = (),
         deltas: Sequence[str] | None = None,
-        exclusive: bool = False,
+        intended: bool = False,
     ) -> Steps[None]:
         """Store a checkpoint.
 
@@ -112,9 +123,10 @@ class Engine:
             root: The root checkpoint that a subgraph's one belongs to.
             terms: Hashes of the metadata, for filters.
             deltas: The channels that are rebuilt from ancestors' writes, where that is known.
-            exclusive: Refuse it unless the parent is the namespace's head.
+            intended: That the parent need not be the namespace's head.
 
         Raises:
+            ConcurrentRunError: If concurrent runs are refused and another has moved the thread on.
             IncompleteWritesError: If writes of the parent failed in this process and the thread was not read since.
         """
         if any(failed[:2] == (namespace, parent) for failed in self.process.failed.get(thread_id, ())):
@@ -135,6 +147,7 @@ class Engine:
             None if deltas is None else tuple(deltas),
             pack_payload(checkpoint, metadata),
         )
+        exclusive = self._exclusive and not intended and not self._was_addressed(thread_id, namespace, parent)
         yield from self._commit(thread_id, Put(record, values, exclusive))
 
     def put_writes(
@@ -204,12 +217,30 @@ class Engine:
                 item = yield from latest(self.process, thread, view, namespace)
             else:
                 item = yield from by_id(self.process, thread, view, namespace, id_)
-            if item is None:
+            if item is None or not (yield from self._shows(thread, view, item)):
                 return None
+            if id_ is not None and self._exclusive:
+                yield from self._note_address(thread, view, item)
             self._remember(view, item.checkpoint)
             return (yield from materialise(self.process, thread, view, [item]))[0]
 
         return (yield from reading(self.process, thread, answer, None))
+
+    def _shows(self, thread: Thread, view: View, item: Item) -> Steps[bool]:
+        if self.retention is None:
+            return True
+        horizon = Horizon(self.process, thread, view, self.retention, (yield Now()))
+        return (yield from horizon.shows(item.checkpoint))
+
+    def _note_address(self, thread: Thread, view: View, item: Item) -> Steps[None]:
+        """Remember that a checkpoint was asked for by its id when it was not the head: going on from it is meant."""
+        checkpoint = item.checkpoint
+        head = yield from latest(self.process, thread, view, checkpoint.namespace)
+        if head is not None and head.checkpoint.id != checkpoint.id:
+            self.process.cache.put(("addressed", thread.id, checkpoint.namespace, checkpoint.id), True, 300)
+
+    def _was_addressed(self, thread_id: str, namespace: str, id_: str | None) -> bool:
+        return id_ is not None and bool(self.process.cache.get(("addressed", thread_id, namespace, id_)))
 
     def _remember(self, view: View, checkpoint: Checkpoint) -> None:
         """Keep what a child of a checkpoint will inherit."""
@@ -226,7 +257,7 @@ class Engine:
         terms: Sequence[Terms] = (),
     ) -> Listing:
         """Checkpoints, newest first. Takes what `Listing` takes."""
-        return Listing(self.process, thread_ids, namespace, id_, before, terms)
+        return Listing(self.process, thread_ids, namespace, id_, before, terms, self.retention)
 
     def history(
         self, thread_id: str, namespace: str, id_: str | None, channels: Sequence[str]
@@ -235,20 +266,31 @@ class Engine:
         thread = self.process.thread(thread_id)
 
         def answer(view: View) -> Steps[dict[str, ChannelHistory]]:
-            return history(self.process, thread, view, namespace, id_, channels)
+            if id_ is not None and self.retention is not None:
+                item = yield from by_id(self.process, thread, view, namespace, id_)
+                if item is None or not (yield from self._shows(thread, view, item)):
+                    return absent
+            return (yield from history(self.process, thread, view, namespace, id_, channels))
 
-        return (yield from reading(self.process, thread, answer, {channel: ChannelHistory() for channel in channels}))
+        absent = {channel: ChannelHistory() for channel in channels}
+        return (yield from reading(self.process, thread, answer, absent))
 
     # Removing.
 
     def delete(self, thread_id: str) -> Steps[None]:
         """Remove a thread and all of its objects. Two rounds, and the removal of the segments."""
+        yield from self._remove(thread_id)
+
+    def _remove(self, thread_id: str, only: View | None = None) -> Steps[bool]:
+        """Remove a thread, or only this very state of it."""
         thread = self.process.thread(thread_id)
         keys: set[str] = set()
         for attempt in range(_ATTEMPTS):
             view, listed = results((yield All([refresh(self.process, thread), list_all(segments_prefix(thread_id))])))
             if view is None:
                 break
+            if only is not None and view.tag != only.tag:
+                return False
             keys.update(entry.key for entry in listed)
             try:
                 yield DeleteIf(thread.key, view.tag)
@@ -258,6 +300,7 @@ class Engine:
                     raise
         self.process.adopt(thread, None)
         yield from delete_all(sorted(keys))
+        return True
 
     def delete_all(self, thread_ids: Sequence[str]) -> Steps[None]:
         """Remove some threads."""
@@ -287,6 +330,42 @@ class Engine:
     def compact_due(self, thread_id: str) -> Steps[bool]:
         """Merge the segments of a thread that should be merged now."""
         return compact(self.process, self.process.thread(thread_id), lambda view: due(view.header.segments))
+
+    def expire(self, thread_id: str, least: float = 0.0) -> Steps[bool]:
+        """Remove what has expired in a thread, or the thread where it is idle.
+
+        Args:
+            thread_id: The thread.
+            least: Only if more than this part of its checkpoints has expired.
+
+        Returns:
+            Whether anything was removed.
+        """
+        thread = self.process.thread(thread_id)
+        view = yield from refresh(self.process, thread)
+        if view is None or self.retention is None:
+            return False
+        now = yield Now()
+        horizon = Horizon(self.process, thread, view, self.retention, now)
+        if horizon.idle:
+            return (yield from self._remove(thread_id, only=view))
+        scan, expired, count = Scan(self.process, thread, view), 0, 0
+        while items := (yield from scan.next(256)):
+            count += len(items)
+            expired += len(items) - len((yield from horizon.visible(items)))
+        if expired <= least * count:
+            return False
+        retention = self.retention
+        yield from keep(self.process, thread, lambda: Expire(retention, now))
+        return True
+
+    def maintain(self, thread_id: str) -> Steps[None]:
+        """What the background owes a thread that is written to: merge, expire, collect."""
+        if self.retention is not None:
+            yield from self.expire(thread_id, _WORTH_EXPIRING)
+        while (yield from self.compact_due(thread_id)):
+            pass
+        yield from self.collect_thread(thread_id, self.process.limits.grace)
 
     def collect(self, grace: float, dry_run: bool = False) -> Steps[Collected]:
         """Remove what nothing refers to, once it is older than `grace` seconds."""

@@ -145,6 +145,7 @@ def landed(flush: Flush, view: View, limits: Limits, compression: Compression, w
             seq=old.seq,
             next_number=info.number + 1,
             segments=(*old.header.segments, *added, info),
+            changed=view.changed,
             commits=_remember(old.header.commits, [commit for commit, _ in old.tail.frames[: old.count]]),
         ),
         old,

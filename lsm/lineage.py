@@ -127,6 +127,16 @@ def keep_all(namespace: str, nodes: Nodes) -> Iterable[str]:
     return [id_ for id_, node in nodes.items() if not node.hidden]
 
 
+def is_call(namespace: str) -> bool:
+    """Whether a namespace is one call's of a subgraph, by the form of its last part (`name:task id`).
+
+    Example:
+        >>> is_call("agent:1|tools:2"), is_call("agent:1|memory"), is_call("")
+        (True, False, False)
+    """
+    return ":" in namespace.rsplit("|", 1)[-1]
+
+
 class KeepLatest:
     """The rule of `prune("keep_latest")`: the latest checkpoint of every namespace. A subgraph call's namespace (with
     `:` in its last part) goes with the root checkpoint that the call started from, where it says which."""
@@ -140,7 +150,7 @@ class KeepLatest:
             return []
         if namespace == "":
             self._roots.add(latest)
-        elif ":" in namespace.rsplit("|", 1)[-1]:
+        elif is_call(namespace):
             root = nodes[latest].root
             if root is not None and root not in self._roots:
                 return []

@@ -18,7 +18,8 @@ from lsm.errors import CorruptionError
 from lsm.format.names import MANIFESTS, manifest_key, thread_id_of
 from lsm.process import Process, Thread, missing, refresh
 from lsm.read import Item, Scan, SegmentGone, Stored, Terms, materialise
-from lsm.steps import All, Get, List, Steps, results
+from lsm.retention import Horizon, Retention
+from lsm.steps import All, Get, List, Now, Steps, results
 from lsm.view import CheckpointKey, View, open_view
 
 _BATCH = 16
@@ -36,31 +37,44 @@ class _Order(str):
 class _One:
     """The checkpoints of one thread, as a listing goes through them."""
 
-    def __init__(self, process: Process, thread: Thread, make: Callable[[View, set[CheckpointKey]], Scan]):
+    def __init__(
+        self,
+        process: Process,
+        thread: Thread,
+        make: Callable[[View, set[CheckpointKey]], Scan],
+        retention: Retention | None,
+    ):
         self._process = process
         self.thread = thread
         self.view: View | None = None
         self.found: deque[Item] = deque()
         self._make = make
         self._scan: Scan | None = None
+        self._retention = retention
+        self._horizon: Horizon | None = None
         self._given: set[CheckpointKey] = set()
 
     def open(self, count: int) -> Steps[None]:
         """Take the view."""
-        self.view = yield from refresh(self._process, self.thread)
-        if self.view is not None:
-            self._scan = self._make(self.view, self._given)
-            yield from self.fill(count)
+        yield from self._begin((yield from refresh(self._process, self.thread)))
+        yield from self.fill(count)
+
+    def _begin(self, view: View | None) -> Steps[None]:
+        self.view = view
+        self._scan = self._make(view, self._given) if view is not None else None
+        if view is not None and self._retention is not None:
+            self._horizon = Horizon(self._process, self.thread, view, self._retention, (yield Now()))
 
     def fill(self, count: int) -> Steps[None]:
         """Have something to give, unless this is the end."""
         while not self.found and self._scan is not None:
             try:
                 items = yield from self._scan.next(count)
+                shown = items if self._horizon is None else (yield from self._horizon.visible(items))
             except SegmentGone as gone:
                 yield from self.reopen(gone)
                 continue
-            self.found.extend(items)
+            self.found.extend(shown)
             if not items:
                 self._scan = None
 
@@ -74,9 +88,8 @@ class _One:
         view = yield from refresh(self._process, self.thread)
         if view is not None and any(info.ulid == gone.info.ulid for info in view.segments()):
             raise missing(self._process, self.thread, gone.info) from gone
-        self.view = view
         self.found.clear()
-        self._scan = self._make(view, self._given) if view is not None else None
+        yield from self._begin(view)
 
     def materialise(self, items: Sequence[Item]) -> Steps[list[Stored]]:
         """The items with their values; those that have been removed meanwhile are left out."""
@@ -103,6 +116,7 @@ class Listing:
         id_: Only this checkpoint.
         before: Only ids below this.
         terms: For every condition, the hashes of which a checkpoint has one.
+        retention: What has expired by it is left out.
     """
 
     def __init__(
@@ -113,6 +127,7 @@ class Listing:
         id_: str | None = None,
         before: str | None = None,
         terms: Sequence[Terms] = (),
+        retention: Retention | None = None,
     ):
         self._process = process
         self._thread_ids = thread_ids
@@ -122,7 +137,7 @@ class Listing:
             def scan(view: View, given: set[CheckpointKey]) -> Scan:
                 return Scan(process, thread, view, namespace, before, terms, id_, given)
 
-            return _One(process, thread, scan)
+            return _One(process, thread, scan, retention)
 
         self._make = make
 

@@ -310,7 +310,10 @@ class Scan:
         ready = [
             item
             for key in self._gathering.items
-            if (False, key[1]) > bound and self._wants(key) and (item := self._gathering.get(key)) and self._matches(item)
+            if (False, key[1]) > bound
+            and self._wants(key)
+            and (item := self._gathering.get(key))
+            and self._matches(item)
         ]
         ready.sort(key=lambda item: (item.checkpoint.id, item.checkpoint.namespace), reverse=True)
         return ready

@@ -70,13 +70,13 @@ def graft(process: Process, thread: Thread, made: Rewritten) -> Steps[None]:
         header = view.header if view is not None else Header(thread.id, process.entropy(8))
         yield from ()
         if view is None:
-            return _swapped(process, replace(header, seq=max(header.seq, 1)), header.next_number, made, now)
-        return _swapped(process, header, view.next_number, made, now)
+            return _swapped(process, replace(header, seq=1), header.next_number, made, now, int(now * 1000))
+        return _swapped(process, header, view.next_number, made, now, int(now * 1000))
 
     yield from _until_stored(process, thread, made, change)
 
 
-def _swapped(process: Process, header: Header, number: int, made: Rewritten, now: float) -> Header:
+def _swapped(process: Process, header: Header, number: int, made: Rewritten, now: float, changed: int = 0) -> Header:
     """The header after the swap; the new segments get numbers from `number` on, which no frame has used."""
     added: list[SegmentInfo] = []
     for info in made.segments:
@@ -101,6 +101,7 @@ def _swapped(process: Process, header: Header, number: int, made: Rewritten, now
         inline={},
         heads=(),
         peaks=(),
+        changed=max(header.changed, changed),
     )
 
 

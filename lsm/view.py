@@ -42,6 +42,7 @@ class Tail:
     peaks: dict[tuple[str, str], Version] = field(default_factory=dict)
     carried_heads: dict[str, str] = field(default_factory=dict)
     overriding: tuple[SegmentInfo, ...] = ()
+    changed: int = 0
     size: int = 0
 
     def carry(self, header: Header) -> None:
@@ -52,6 +53,7 @@ class Tail:
         for namespace, channel, version in header.peaks:
             self._raise_peak((namespace, channel), version)
         self.carried_heads.update(header.heads)
+        self.changed = max(self.changed, header.changed)
         self.overriding = tuple(info for info in header.segments if info.overrides)
 
     def append(self, frame: Frame, raw: bytes) -> None:
@@ -67,7 +69,9 @@ class Tail:
     def _apply(self, record: Record) -> None:
         if isinstance(record, Blob):
             self._apply_blob(record)
-        elif isinstance(record, Writes):
+            return
+        self.changed = max(self.changed, record.time)
+        if isinstance(record, Writes):
             self.writes.setdefault((record.namespace, record.id), []).append(record)
         else:
             record.table = self._table(record)
@@ -159,6 +163,11 @@ class View:
         if self.count == len(self.tail.frames):
             return self.tail.size
         return sum(len(raw) for _, raw in self.tail.frames[: self.count])
+
+    @property
+    def changed(self) -> int:
+        """The time of the newest record, in milliseconds since the epoch."""
+        return self.tail.changed
 
     @property
     def incarnation(self) -> bytes:

@@ -53,6 +53,7 @@ class Header:
         peaks: (namespace, channel, version) of the highest version ever stored, where it is not that head's.
         commits: The last commit of each recent writer, most recent last.
         retired: (ulid, seconds since the epoch) of segments that were replaced not long ago.
+        changed: The time of the newest record that is in segments, in milliseconds since the epoch.
         stray: Whether writes lie in segments that may belong to checkpoints still to come.
     """
 
@@ -67,6 +68,7 @@ class Header:
     peaks: tuple[tuple[str, str, Version], ...] = ()
     commits: tuple[CommitId, ...] = ()
     retired: tuple[tuple[str, int], ...] = ()
+    changed: int = 0
     stray: bool = False
 
 
@@ -103,6 +105,7 @@ def pack_header(header: Header, compression: Compression) -> bytes:
             header.peaks,
             header.commits,
             header.retired,
+            header.changed,
             header.stray,
         ),
         unicode_errors="surrogatepass",
@@ -133,12 +136,11 @@ def unpack_header(data: bytes, where: str) -> tuple[Header, int]:
         raise CorruptionError(f"{where}: the manifest ends within its header; restore it from a backup")
     body = unseal(data[PRELUDE_SIZE:end], incarnation, where, META)
     try:
-        thread_id, seq, next_number, segments, carried, inline, heads, peaks, commits, retired, stray = msgpack.unpackb(
-            body, unicode_errors="surrogatepass"
-        )
+        fields = msgpack.unpackb(body, unicode_errors="surrogatepass")
+        thread_id, seq, next_number, segments, carried, inline, heads, peaks, commits, retired, changed, stray = fields
         texts = [thread_id, *(text for head in heads for text in head), *(text for peak in peaks for text in peak[:2])]
         texts += [ulid for ulid, _ in retired]
-        numbers = [seq, next_number, *(count for _, count in commits), *(at for _, at in retired)]
+        numbers = [seq, next_number, changed, *(count for _, count in commits), *(at for _, at in retired)]
         raws = [*(value for _, value in inline), *(writer for writer, _ in commits)]
         for kind, values in ((str, texts), (int, numbers), (bytes, raws), (bool, [stray])):
             if not all(type(value) is kind for value in values):
@@ -155,6 +157,7 @@ def unpack_header(data: bytes, where: str) -> tuple[Header, int]:
             tuple([(namespace, channel, checked_version(version)) for namespace, channel, version in peaks]),
             tuple([(writer, count) for writer, count in commits]),
             tuple([(ulid, at) for ulid, at in retired]),
+            changed,
             stray,
         )
     except CorruptionError:

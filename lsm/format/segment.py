@@ -7,7 +7,8 @@ Rules of this module:
   the segment's `SegmentInfo`: in the manifest, and once more in the footer, so that a segment explains itself.
 - There are two indexes: of checkpoints and writes by (namespace, checkpoint id), and of blobs by (namespace,
   channel, version). Each is a list of *runs* of pages; a run is one ranged read, and the info knows its first key.
-- Keys in an info are cut after 48 characters: first keys downwards, last keys upwards. They bound, no more.
+- Keys in an info are cut at their first part of 48 characters or more: first keys downwards, last keys upwards. They
+  bound, no more.
 - Checkpoints, writes and blobs fill data blocks of their own kind, so that a chain's writes lie side by side.
 """
 
@@ -70,7 +71,8 @@ class Index:
     def upper(self, run: Run) -> Key:
         """A bound that no key of the run exceeds."""
         at = self.runs.index(run) + 1
-        return _cut_up(self.runs[at].first) if at < len(self.runs) else self.last
+        bound = _cut_up(self.runs[at].first) if at < len(self.runs) else self.last
+        return self.last if any(part.startswith(_TOP * _CUT) for part in bound) else bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,15 +202,17 @@ def _unpack_index(data: Any) -> Index:
 
 
 def _cut_down(key: Key) -> Key:
+    """A bound that the key does not go below; what is in order stays so."""
     for at, part in enumerate(key):
-        if len(part) > _CUT:
+        if len(part) >= _CUT:
             return (*key[:at], part[:_CUT])
     return key
 
 
 def _cut_up(key: Key) -> Key:
+    """A bound that no key goes above that is cut down as this one is; where there is none, the key."""
     for at, part in enumerate(key):
-        if len(part) > _CUT and (stem := part[:_CUT].rstrip(_TOP)):
+        if len(part) >= _CUT and (stem := part[:_CUT].rstrip(_TOP)):
             return (*key[:at], stem[:-1] + chr(ord(stem[-1]) + 1))
     return key
 

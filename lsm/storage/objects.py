@@ -322,7 +322,7 @@ class ObjectStorage:
                 return Conflict(what, key)
             return NotFound(f"{self.url}: there is no object {key}", key)
         if conditional and status == 409 and code in _UNDECIDED:
-            return Throttled(f"{what}. Another write to the same name was under way; neither may have been stored.", key)
+            return Throttled(f"{what}. Another write to the same name was under way.", key)
         if isinstance(error, exceptions.PreconditionError | exceptions.AlreadyExistsError):
             # 409 comes out as "already exists" whatever was asked; only a conditional write can lose against another.
             return Conflict(what, key) if conditional else Unavailable(what, key)

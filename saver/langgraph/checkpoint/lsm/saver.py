@@ -43,15 +43,17 @@ from langgraph.checkpoint.lsm.config import (
 )
 from langgraph.checkpoint.lsm.terms import matches, terms_for, terms_of
 from lsm.drive import Runtime
-from lsm.engine import Engine
+from lsm.engine import ConcurrentRuns, Engine
 from lsm.format.envelope import COMPRESSIONS, Compression
 from lsm.format.records import Typed, Version
 from lsm.history import ChannelHistory
 from lsm.listing import Listing
 from lsm.read import Stored
+from lsm.retention import Retention
 from lsm.steps import Steps
 from lsm.storage import Storage, open_storage
 from lsm.storage.objects import ObjectStorage
+from lsm.worker import Worker
 
 T = TypeVar("T")
 _BATCH = 32
@@ -73,6 +75,7 @@ class LSMSaver(BaseCheckpointSaver[str]):
         cache_bytes: How much to keep in memory, in bytes: manifests, indexes and values together.
         compaction: `"background"` keeps the threads that this process writes in shape; `"off"` leaves that to a
             scheduled `langgraph-lsm compact`.
+        retention: How long checkpoints stay (`Retention`); for ever if left out.
         concurrent_runs: `"fork"`: of two runs that go on from one checkpoint both succeed, the history forks. With
             `"refuse"` the second gets `lsm.errors.ConcurrentRunError`.
 
@@ -147,7 +150,8 @@ class LSMSaver(BaseCheckpointSaver[str]):
         compression: Compression = "zstd",
         cache_bytes: int = 256 << 20,
         compaction: str = "background",
-        concurrent_runs: str = "fork",
+        retention: Retention | None = None,
+        concurrent_runs: ConcurrentRuns = "fork",
     ) -> None:
         super().__init__(serde=serde)
         _one_of("compression", compression, COMPRESSIONS)
@@ -157,9 +161,18 @@ class LSMSaver(BaseCheckpointSaver[str]):
             raise ValueError(f"cache_bytes must be a number of bytes, not {cache_bytes!r}")
         self._storage = storage
         self._runtime = Runtime(storage)
+        if retention is not None and not isinstance(retention, Retention):
+            raise TypeError(f"retention must be a Retention, not {type(retention).__name__}")
         self._engine = Engine(
-            storage.url, storage.appends, os.urandom, compression=compression, cache_bytes=cache_bytes
+            storage.url,
+            storage.appends,
+            os.urandom,
+            compression=compression,
+            cache_bytes=cache_bytes,
+            retention=retention,
+            concurrent_runs=concurrent_runs,
         )
+        self._worker = Worker(self._engine, self._runtime) if compaction == "background" else None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen, (type(self), self._storage, {**self._options, "serde": self.serde})
@@ -181,6 +194,8 @@ class LSMSaver(BaseCheckpointSaver[str]):
 
     def close(self) -> None:
         """Finish what runs in the background and let go of connections."""
+        if self._worker is not None:
+            self._worker.close()
         self._runtime.close()
         self._storage.close()
 
@@ -435,6 +450,7 @@ class LSMSaver(BaseCheckpointSaver[str]):
             root=root if isinstance(root, str) else None,
             terms=terms_of(merged),
             deltas=list(counters) if isinstance(counters, Mapping) else None,
+            intended=merged.get("source") in ("fork", "update"),
         )
         return steps, config_of(where.thread_id, where.namespace, id_)
 
