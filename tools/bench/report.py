@@ -5,7 +5,7 @@
 Rules of this module:
 
 - It says what was measured; what it means is written by people, elsewhere.
-- A number is told with its spread. What is missing is told with the reason.
+- A number is told with its spread. What failed is told with its error.
 - The same results make the same files.
 """
 
@@ -185,7 +185,7 @@ def _bytes(results: Results) -> Iterator[str]:
                 title = _title(results, peer) + (", compacted" if compacted else "")
                 rows.append([title, *("" if size is None else f"{size / 1e6:,.2f} MB" for size in sizes)])
     yield from _rows(["saver", *columns], rows)
-    yield "Bytes written to files meanwhile, for each byte then on disk, logs and compaction in the background included:"
+    yield "Bytes written to files meanwhile for each byte then on disk, logs and background compaction included:"
     yield ""
     rows = []
     for peer in results.peers:
