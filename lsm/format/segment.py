@@ -545,7 +545,7 @@ class SegmentWriter:
         Returns:
             Its info, with number 0: the commit gives it one.
         """
-        for kind in [kind for kind, block in self._blocks.items() if block.size]:
+        for kind in [kind for kind, block in self._blocks.items() if block.slots]:
             self._seal(kind)
         self._blobs.drain(self._base)
         self._checkpoints.drain(self._base)
