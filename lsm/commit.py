@@ -34,7 +34,6 @@ from lsm.format.records import (
     Typed,
     Version,
     Writes,
-    pack,
     pack_patch,
     pack_whole,
     version_key,
@@ -327,11 +326,9 @@ def _send(process: Process, thread: Thread, view: View | None, batch: Batch) -> 
     if frame is None and flush is None:
         return
     if flush is not None or view.tag is None or view.torn:
-        body = b"".join((base.header_bytes, *(each for _, each in base.tail.frames[: base.count]), raw))
-        request: Any = PutIf(thread.key, body, view.tag)
+        request: Any = PutIf(thread.key, b"".join((*base.parts(), raw)), view.tag)
     else:
-        old = (base.header_bytes, *(each for _, each in base.tail.frames[: base.count]))
-        request = Append(thread.key, old, raw, view.tag)
+        request = Append(thread.key, () if process.appends else base.parts(), raw, view.tag)
     beside = None
     if flush is None and view.count and view.tail_size + len(raw) > process.limits.tail:
         beside = prepare(view, process.compression, now, process.entropy(10))
@@ -405,14 +402,14 @@ def _frame(
         records = [
             replace(record, value=slots[id(record)].place) if id(record) in slots else record for record in records
         ]
-    records = [replace(record, seq=seq) for record in records]
+    for record in records:
+        record.seq = seq
     raw = pack_frame(batch.id, seq, records, info, view.incarnation, process.compression)
-    number = info.number if info else 0
-    final = tuple(
-        replace(record, value=record.value._replace(segment=number)) if isinstance(record.value, Place) else record
-        for record in records
-    )
-    return Frame(batch.id, seq, final, info, len(raw)), raw
+    if info is not None:
+        for record in records:
+            if isinstance(record.value, Place):
+                record.value = record.value._replace(segment=info.number)
+    return Frame(batch.id, seq, tuple(records), info, len(raw)), raw
 
 
 def _too_large(process: Process, records: Sequence[Record]) -> list[Record]:
@@ -525,7 +522,19 @@ def _refuse(process: Process, thread: Thread, view: View, batch: Batch) -> Steps
 
 
 def _stub_size(record: Record) -> int:
-    size = len(pack(replace(record, value=b"")))
+    """About how many bytes a record takes beside its value.
+
+    Raises:
+        ValueError: If they are too many for a manifest.
+    """
+    if isinstance(record, Checkpoint):
+        names = sum(len(channel) + len(str(version)) + 8 for channel, version in record.versions.items())
+        size = names + len(record.namespace) + len(record.id) + len(record.terms) + 100
+    elif isinstance(record, Writes):
+        names = sum(len(channel) + 8 for _, channel in record.entries)
+        size = names + len(record.namespace) + len(record.id) + len(record.task_id) + len(record.task_path) + 50
+    else:
+        size = len(record.namespace) + len(record.channel) + 100
     if size > _LARGEST_STUB:
         raise ValueError(
             f"the names in one call take {size:,} bytes, {_LARGEST_STUB:,} is the most: the namespace, the ids and the "

@@ -122,7 +122,7 @@ def _until_stored(
             header = yield from change(view, now)
             whole = bool(made.peaks) and (view is None or made.inputs >= _log_names(view))
             after = yield from _carry(process, thread, view, header, made if whole else None)
-            body = b"".join((after.header_bytes, *(raw for _, raw in after.tail.frames)))
+            body = b"".join(after.parts())
             sent = True
             tag = yield PutIf(thread.key, body, view.tag if view is not None else None)
             process.adopt(thread, replace(after, tag=tag))

@@ -157,6 +157,10 @@ class View:
         """The length of the manifest up to this view, in bytes."""
         return len(self.header_bytes) + self.tail_size
 
+    def parts(self) -> tuple[bytes, ...]:
+        """The manifest up to this view, in parts."""
+        return self.header_bytes, *(raw for _, raw in self.tail.frames[: self.count])
+
     @property
     def tail_size(self) -> int:
         """The length of the frames up to this view, in bytes."""
