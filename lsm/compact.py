@@ -52,7 +52,7 @@ def due(segments: Sequence[SegmentInfo]) -> tuple[SegmentInfo, ...]:
         segments: The directory, oldest first.
     """
     logs = [info for info in segments if not info.values]
-    chosen = at_hand = 0
+    chosen, at_hand = 0, size_class(logs[-1]) if logs else 0
     while True:
         # The newest run of segments that are no larger than what is merged so far.
         run = 0
