@@ -36,7 +36,7 @@ from lsm.format.records import (
     unpack_writes,
     version_key,
 )
-from lsm.format.segment import Page, Run, SegmentInfo, above, guest_term, open_run
+from lsm.format.segment import Key, Page, Run, SegmentInfo, above, guest_term, open_run
 from lsm.process import Known, Process, Thread, missing, refresh
 from lsm.steps import All, GetRanges, Steps
 from lsm.view import BlobKey, CheckpointKey, View
@@ -286,6 +286,8 @@ class Scan:
                 self._unread += [(self._bound(info, run), info, run) for run in runs]
         self._unread.sort(key=lambda each: each[0])
         self._given: set[CheckpointKey] = set(given)
+        self._passed: dict[Key, list[tuple[SegmentInfo, Page]]] = {}
+        self._ready = self._sorted()
 
     def _bound(self, info: SegmentInfo, run: Run) -> tuple[bool, str]:
         """No id of the run that this scan wants is above."""
@@ -294,18 +296,21 @@ class Scan:
 
     def next(self, count: int) -> Steps[list[Item]]:
         """Up to `count` more checkpoints; none at all at the end."""
-        while True:
-            found = self._ready(count)
-            if len(found) >= count or not self._unread:
-                found = found[:count]
-                self._given.update((item.checkpoint.namespace, item.checkpoint.id) for item in found)
-                if self._terms:
-                    yield from invite(self._process, self._thread, self._view, self._gathering, found)
-                return found
-            yield from self._read_more(count - len(found))
+        while len(self._ready) < count and self._unread:
+            yield from self._read_more(count - len(self._ready))
+            self._ready = self._sorted()
+        found = [self._ready.pop() for _ in range(min(count, len(self._ready)))]
+        self._given.update((item.checkpoint.namespace, item.checkpoint.id) for item in found)
+        if self._terms:
+            for item in found:
+                key = item.checkpoint.namespace, item.checkpoint.id
+                for info, page in self._passed.get(key, ()):
+                    self._gathering.add_page(info, page, page.find(key))
+            yield from invite(self._process, self._thread, self._view, self._gathering, found)
+        return found
 
-    def _ready(self, count: int) -> list[Item]:
-        """What is not below anything that may still be unread, newest first."""
+    def _sorted(self) -> list[Item]:
+        """What is not below anything that may still be unread, the newest last."""
         bound = self._unread[-1][0] if self._unread else (False, "")
         ready = [
             item
@@ -315,7 +320,7 @@ class Scan:
             and (item := self._gathering.get(key))
             and self._matches(item)
         ]
-        ready.sort(key=lambda item: (item.checkpoint.id, item.checkpoint.namespace), reverse=True)
+        ready.sort(key=lambda item: (item.checkpoint.id, item.checkpoint.namespace))
         return ready
 
     def _wants(self, key: CheckpointKey) -> bool:
@@ -341,6 +346,8 @@ class Scan:
         for (info, _), pages in zip(wanted, loaded, strict=True):
             for page in pages:
                 if not all(any(page.has_term(term) for term in group) for group in self._terms):
+                    # It may begin with the last writes of a checkpoint of the page before.
+                    self._passed.setdefault((*page.groups[0], page.tails[0]), []).append((info, page))
                     continue
                 keys = zip(page.groups, page.tails, strict=True)
                 rows_ = [row for row, (group, id_) in enumerate(keys) if self._wants((group[0], id_))]
