@@ -284,7 +284,13 @@ PEERS: dict[str, Peer] = {
         compact=_lsm_compact,
         packages=("langgraph-checkpoint-lsm", "obstore"),
     ),
-    "lsm-file-nosync": Peer("LSMSaver, file, fsync=False", "file", _lsm_file(fsync=False), compact=_lsm_compact),
+    "lsm-file-nosync": Peer(
+        "LSMSaver, file, fsync=False",
+        "file",
+        _lsm_file(fsync=False),
+        compact=_lsm_compact,
+        limits={"history": 1_000},  # reads are those of `lsm-file`
+    ),
     "memory": Peer("InMemorySaver", "memory", _memory, packages=("langgraph-checkpoint",)),
     "sqlite": Peer(
         "SqliteSaver",
