@@ -318,8 +318,10 @@ class _Copy:
         if self._log.writer.rows:
             made.segments.append((yield from self._log.finish()))
         made.finished = yield Now()
+        oldest = min((info.base for info in self._plan.inputs), default=0)
         for segment in self._plan.view.header.segments:
-            if segment.values and segment.ulid not in made.inputs:
+            known = self._plan.whole or segment.base > oldest  # else records that stay may refer to it, too
+            if segment.values and segment.ulid not in made.inputs and known:
                 made.live[segment.ulid] = self._live[segment.number]
         return made
 
