@@ -21,7 +21,7 @@ from lsm.format.envelope import Compression
 from lsm.format.manifest import Header, unpack_frames
 from lsm.format.names import manifest_key
 from lsm.format.patch import Link
-from lsm.format.records import Blob, Checkpoint, Piece, Typed
+from lsm.format.records import Blob, Checkpoint, Piece, Typed, version_key
 from lsm.format.segment import SegmentInfo
 from lsm.limits import Limits
 from lsm.steps import Appended, Found, Get, Steps
@@ -130,7 +130,15 @@ class Process:
                 continue
             for channel, pieces in record.table.items():
                 known = before.table.get(channel)
-                if known and pieces and len(known) == len(pieces) and known[-1] != pieces[-1]:
+                if not known or not pieces or len(known) != len(pieces) or known[-1] == pieces[-1]:
+                    continue
+                # A version that was stored more than once may be another value there.
+                key = record.namespace, channel, version_key(record.versions[channel])
+                if (
+                    old.pieces(before, channel) == known
+                    and new.pieces(record, channel) == pieces
+                    and all(blob.fresh for blob in old.tail.blobs.get(key, ()))
+                ):
                     self.cache.rename(self.value_key(old, known[-1]), self.value_key(new, pieces[-1]))
 
     def value_key(self, view: View, piece: Piece) -> tuple[Any, ...]:
