@@ -11,7 +11,8 @@ Rules of this module:
   Chains stay short the way a log-structured tree does: patches have levels, and seven of one level and the next are
   merged into one of the level above, so that n versions need about 7 * log8(n) pieces, and every byte is rewritten
   about log8(n) times. Patches merge without the bytes of their bases (`merge`).
-- A chain never holds more patch bytes than its whole piece has: it is begun anew instead.
+- Patches of a chain never have more bytes together than the value: it is begun anew instead. Merged patches do not
+  grow beyond 64 KiB.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ Version = str | int | float
 
 FAN_IN = 8
 MAX_PIECES = 32
+LARGEST_MERGED = 64 << 10
 MAX_SPANS = 64
 SMALLEST = 512
 _STEP = 1 << 16
@@ -211,14 +213,16 @@ def extend(chain: Sequence[Link], version: Version, old: bytes, new: bytes) -> P
         return None
     spans = diff(old, new)
     level, keep = 0, len(chain)
-    while keep > 1 and chain[keep - 1].level == level and _run(chain, keep) == FAN_IN - 1:
-        level += 1
-        for _ in range(FAN_IN - 1):
-            keep -= 1
-            spans = merge(chain[keep].spans, spans)
+    while _run(chain[:keep], level) >= FAN_IN - 1:
+        merged = spans
+        for link in reversed(chain[keep - FAN_IN + 1 : keep]):
+            merged = merge(link.spans, merged)
+        if sum(span.inserted for span in merged) > LARGEST_MERGED:
+            break  # reading a few more large pieces costs less than writing them once more
+        spans, level, keep = merged, level + 1, keep - FAN_IN + 1
     inserted = sum(span.inserted for span in spans)
     stored = sum(piece.inserted for piece in chain[1:keep]) + inserted
-    small = inserted * 2 <= len(new) and stored <= max(chain[0].inserted, SMALLEST)
+    small = inserted * 2 <= len(new) and stored <= len(new)
     if keep >= MAX_PIECES or len(spans) > MAX_SPANS or not small:
         return None
     parts, at = [], 0
@@ -228,12 +232,12 @@ def extend(chain: Sequence[Link], version: Version, old: bytes, new: bytes) -> P
     return Patch(keep, Link(version, tuple(spans), inserted, level), b"".join(parts))
 
 
-def _run(chain: Sequence[Link], end: int) -> int:
-    """How many patches of one level stand at the end of the first `end` pieces."""
-    level, start = chain[end - 1].level, end
-    while start > 1 and chain[start - 1].level == level:
-        start -= 1
-    return end - start
+def _run(chain: Sequence[Link], level: int) -> int:
+    """How many patches of one level stand at the end of a chain."""
+    run = 0
+    while run < len(chain) - 1 and chain[-1 - run].level == level:
+        run += 1
+    return run
 
 
 def apply(base: bytes, spans: Sequence[Span], data: bytes) -> bytes:
