@@ -253,7 +253,9 @@ def _anchors(view: View | None) -> tuple[list[CheckpointKey], set[BlobKey], list
     strays = [
         (each.namespace, each.id)
         for each in view.header.carried
-        if isinstance(each, Writes) and view.checkpoint(each.namespace, each.id) is None
+        if isinstance(each, Writes)
+        # A checkpoint in a frame has come for those who read the frame: the header alone must still tell of its writes.
+        and all(found.seq > seq for found in view.tail.checkpoints.get(each.namespace, {}).get(each.id, ()))
     ]
     return sorted(parents), bases, sorted(set(strays))
 
