@@ -99,7 +99,11 @@ def prepare(view: View, compression: Compression, now: float, random: bytes) -> 
     for key, _, _, record in rows:
         guest = key not in whole  # writes that came before their checkpoint are guests, wherever that will be
         if isinstance(record, Checkpoint):
-            table: Any = {channel: moved(pieces) for channel, pieces in record.table.items()}
+            table: Any = {  # as of this view: what was put again since the checkpoint counts
+                channel: moved(pieces)
+                for channel in record.versions
+                if (pieces := view.pieces(record, channel)) is not None
+            }
             writer.add(replace(record, value=store(record), table=table), guest)
         else:
             writer.add(replace(record, value=store(record)), guest)

@@ -264,7 +264,9 @@ class View:
         if blob is not None:
             pieces = blob.pieces
         else:
-            newer = [info for info in self.tail.overriding if info.top > checkpoint.seq]
+            # A segment that has the checkpoint itself tells of the blobs in it by the checkpoint's table.
+            own = checkpoint.value.segment if isinstance(checkpoint.value, Place) else None
+            newer = [info for info in self.tail.overriding if info.top > checkpoint.seq and info.number != own]
             if newer and any(has(info.shared, blob_term(*key)) for info in newer):
                 return None
             pieces = checkpoint.table.get(channel)
