@@ -16,7 +16,7 @@ from lsm.cache import Cache
 from lsm.collect import Collected, collect, collect_thread, delete_all, list_all
 from lsm.commit import Change, Nothing, Put, PutWrites, commit
 from lsm.compact import all_logs, compact, copy, delete_runs, due, keep, prune
-from lsm.errors import Conflict, IncompleteWritesError, Throttled, Unavailable
+from lsm.errors import Conflict, IncompleteWritesError, LSMError, Throttled, Unavailable
 from lsm.format.envelope import Compression
 from lsm.format.names import segments_prefix
 from lsm.format.records import Checkpoint, Typed, Version, Writes, pack_payload, pack_writes
@@ -196,7 +196,10 @@ class Engine:
         if view is not None and view.header is not thread.judged:
             thread.judged = view.header
             if len(view.header.segments) > self.process.limits.directory:
-                yield from compact(self.process, thread, all_logs)
+                try:
+                    yield from compact(self.process, thread, all_logs)
+                except LSMError as error:  # the commit is stored, and that is what its caller asked for
+                    logger.warning("thread %r: its segments could not be merged (%s)", thread_id, error)
             elif self.on_due is not None and due(view.header.segments):
                 self.on_due(thread_id)
 
