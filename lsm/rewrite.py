@@ -127,7 +127,7 @@ def rewrite(process: Process, thread: Thread, plan: Plan) -> Steps[Rewritten]:
 # Reading in order.
 
 
-class _Rows:
+class Rows:
     """The records of some segments of one thread, in order of keys; of one namespace, or of all."""
 
     def __init__(
@@ -298,8 +298,8 @@ class _Copy:
         self._made = Rewritten([], {info.ulid for info in (*plan.inputs, *plan.drained)})
 
     def run(self) -> Steps[None]:
-        blobs = _Rows(self._process, self._thread, self._plan.inputs, blobs=True)
-        rows = _Rows(self._process, self._thread, self._plan.inputs, blobs=False)
+        blobs = Rows(self._process, self._thread, self._plan.inputs, blobs=True)
+        rows = Rows(self._process, self._thread, self._plan.inputs, blobs=False)
         while True:
             next_blob = yield from blobs.peek()
             next_row = yield from rows.peek()
@@ -334,13 +334,13 @@ class _Copy:
     def _survey(self, namespace: str) -> Steps[_Kept]:
         """Let the keep-rule choose among the checkpoints of a namespace."""
         bases: dict[tuple[str, str], str | None] = {}
-        rows = _Rows(self._process, self._thread, self._plan.inputs, blobs=True, namespace=namespace)
+        rows = Rows(self._process, self._thread, self._plan.inputs, blobs=True, namespace=namespace)
         while (found := (yield from rows.group())) is not None:
             blob = found[1][-1]
             if not blob.empty:
                 bases[found[0][1:]] = None if blob.extends is None else version_key(blob.extends)  # type: ignore[index]
         nodes: dict[str, Node] = {}
-        rows = _Rows(self._process, self._thread, self._plan.inputs, blobs=False, namespace=namespace)
+        rows = Rows(self._process, self._thread, self._plan.inputs, blobs=False, namespace=namespace)
         while (found := (yield from rows.group())) is not None:
             checkpoint = _newest(found[1])
             if checkpoint is not None:
@@ -365,7 +365,7 @@ class _Copy:
 
     # Blobs.
 
-    def _copy_blobs(self, rows: _Rows, namespace: str, kept: _Kept | None) -> Steps[_Blobs]:
+    def _copy_blobs(self, rows: Rows, namespace: str, kept: _Kept | None) -> Steps[_Blobs]:
         placed: _Blobs = {}
         while (key := (yield from rows.peek())) is not None and key[0] == namespace:
             found = yield from rows.group()
@@ -431,7 +431,7 @@ class _Copy:
 
     # Checkpoints and writes.
 
-    def _copy_rows(self, rows: _Rows, namespace: str, kept: _Kept | None, placed: _Blobs) -> Steps[None]:
+    def _copy_rows(self, rows: Rows, namespace: str, kept: _Kept | None, placed: _Blobs) -> Steps[None]:
         while (key := (yield from rows.peek())) is not None and key[0] == namespace:
             found = yield from rows.group()
             assert found is not None
