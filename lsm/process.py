@@ -9,6 +9,7 @@ Rules of this module:
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -85,12 +86,15 @@ class Process:
     cache: Cache
     entropy: Callable[[int], bytes]
     root_verified: bool = False
+    pid: int = field(default_factory=os.getpid)
     lock: threading.Lock = field(default_factory=threading.Lock)
     busy: dict[str, Thread] = field(default_factory=dict)
     failed: dict[str, set[tuple[str, str, str]]] = field(default_factory=dict)
 
     def thread(self, thread_id: str) -> Thread:
         """What is known of a thread."""
+        if self.pid != os.getpid():
+            self._begin_anew()
         thread: Thread | None = self.cache.get(("thread", thread_id))
         if thread is not None:
             return thread
@@ -100,6 +104,12 @@ class Process:
                 thread = Thread(thread_id, manifest_key(thread_id), self.entropy(8))
             self.cache.put(("thread", thread_id), thread, 2000)
             return thread
+
+    def _begin_anew(self) -> None:
+        """In a forked child: locks may be held by threads that are not here, and commit ids are the parent's."""
+        self.pid, self.lock = os.getpid(), threading.Lock()
+        self.cache = Cache(self.cache.limit)
+        self.busy, self.failed = {}, {}
 
     def adopt(self, thread: Thread, view: View | None) -> View | None:
         """Take in a newer view of a thread, and answer the newest that is known.

@@ -498,6 +498,9 @@ class _Copy:
         self._add(made)
 
     def _is_abandoned(self, writes: Writes) -> bool:
+        """Whether the checkpoint of writes that is not in any input did not come in a frame either, for a long time."""
+        if self._plan.view.checkpoint(writes.namespace, writes.id) is not None:
+            return False
         return writes.time < (self._now - self._process.limits.grace) * 1000
 
     # Values.

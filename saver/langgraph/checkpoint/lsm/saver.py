@@ -174,6 +174,12 @@ class LSMSaver(BaseCheckpointSaver[str]):
         )
         self._worker = Worker(self._engine, self._runtime) if compaction == "background" else None
 
+    def __copy__(self) -> Self:
+        """A clone that shares the store, the cache and the queues (`with_allowlist` makes one)."""
+        clone = type(self).__new__(type(self))
+        clone.__dict__.update(self.__dict__)
+        return clone
+
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen, (type(self), self._storage, {**self._options, "serde": self.serde})
 
