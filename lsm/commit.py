@@ -452,7 +452,8 @@ def _put_records(
             pieces = view.pieces(parent, channel)
             if pieces is not None and all(isinstance(piece, Place) for piece in pieces):
                 table[channel] = pieces
-    return [*blobs, replace(checkpoint, table=table)]
+    checkpoint.table = table
+    return [*blobs, checkpoint]
 
 
 def _find_parent(process: Process, view: View, checkpoint: Checkpoint) -> Checkpoint | None:
@@ -475,7 +476,8 @@ def _with_value(
 ) -> Blob:
     """A blob with its value: as a patch on the value before it, where that is at hand and makes it smaller."""
     if value is None:
-        return replace(blob, empty=True)
+        blob.empty = True
+        return blob
     before = parent.versions.get(blob.channel) if parent is not None else None
     key = blob.namespace, blob.channel, version_key(blob.version)
     if parent is not None and before is not None and blob.fresh and len(value[1]) >= patch.SMALLEST:
@@ -489,10 +491,12 @@ def _with_value(
                 at_hand = view.blob((blob.namespace, blob.channel, version_key(extends))) is not None
                 if at_hand or all(isinstance(piece, Place) for piece in base):
                     values[key] = value, (*known[1][: made.keep], made.link)
-                    packed = pack_patch(made.link, made.data)
-                    return replace(blob, value=packed, extends=extends, base=None if at_hand else base)
+                    blob.value, blob.extends = pack_patch(made.link, made.data), extends
+                    blob.base = None if at_hand else base
+                    return blob
     values[key] = value, (patch.whole(blob.version, value[1]),)
-    return replace(blob, value=pack_whole(value, blob.version))
+    blob.value = pack_whole(value, blob.version)
+    return blob
 
 
 def _keep_values(process: Process, view: View, frame: Frame, values: Mapping[BlobKey, Known]) -> None:

@@ -124,9 +124,8 @@ def keep(process: Process, thread: Thread, make_rule: Callable[[], KeepRule]) ->
     """
     for _ in range(_ATTEMPTS):
         view = yield from _flushed(process, thread)
-        if view is None:
+        if view is None or not (inputs := all_logs(view)):
             return
-        inputs = all_logs(view)
         plan = Plan(view, inputs, drained(view.header.segments, inputs), thread.id, make_rule())
         try:
             yield from swap(process, thread, (yield from rewrite(process, thread, plan)))

@@ -13,7 +13,7 @@ Rules of this module:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from lsm.format.records import Version
@@ -72,20 +72,24 @@ def needed(nodes: Nodes, live: Iterable[str]) -> dict[str, set[str]]:
     """
     kept: dict[str, set[str]] = {}
     above: dict[str, frozenset[str]] = {}
+    looping = _looping(nodes)
     for id_ in live:
         start = nodes[id_]
-        deltas = start.deltas if start.deltas is not None else _above(nodes, id_, above) - start.versions.keys()
-        wanted = deltas - start.stored
+        if start.deltas is not None:
+            wanted = start.deltas - start.stored
+        elif id_ in looping:
+            wanted = frozenset().union(*(_traces(nodes[each]) for each in _ancestors(nodes, id_))) - start.versions.keys()
+        else:
+            wanted = _above(nodes, id_, above) - start.versions.keys()
         path: list[tuple[str, frozenset[str]]] = []
-        at, seen = start, {id_}
-        while wanted and at.parent is not None and at.parent in nodes and at.parent not in seen:
-            parent = nodes[at.parent]
-            path.append((at.parent, frozenset(wanted)))
-            seen.add(at.parent)
-            if wanted <= kept.get(at.parent, set()):
+        for ancestor in _ancestors(nodes, id_) if wanted else ():
+            path.append((ancestor, wanted))
+            if id_ not in looping and wanted <= kept.get(ancestor, set()):
                 break  # another live checkpoint needs the same from here on
-            wanted = wanted - parent.stored
-            at = parent
+            wanted = wanted - nodes[ancestor].stored
+            if not wanted:
+                path = _trimmed(nodes, path)
+                break
         else:
             path = _trimmed(nodes, path)
         for ancestor, channels in path:
@@ -93,16 +97,46 @@ def needed(nodes: Nodes, live: Iterable[str]) -> dict[str, set[str]]:
     return kept
 
 
+def _ancestors(nodes: Nodes, id_: str) -> Iterator[str]:
+    """The ancestors of a checkpoint, nearest first. A loop of parents ends them."""
+    seen = {id_}
+    parent = nodes[id_].parent
+    while parent is not None and parent in nodes and parent not in seen:
+        yield parent
+        seen.add(parent)
+        parent = nodes[parent].parent
+
+
+def _looping(nodes: Nodes) -> set[str]:
+    """The checkpoints whose parents lead into a loop. Where their walks end depends on where they begin, so that one
+    tells nothing about another."""
+    looping: set[str] = set()
+    ending: set[str] = set()
+    for id_ in nodes:
+        path: dict[str, None] = {}
+        at: str | None = id_
+        while at is not None and at in nodes and not (at in looping or at in ending or at in path):
+            path[at] = None
+            at = nodes[at].parent
+        (looping if at in looping or at in path else ending).update(path)
+    return looping
+
+
+def _traces(node: Node) -> frozenset[str]:
+    """The channels by which a checkpoint shows that they are rebuilt from writes. A hidden one has no others: its
+    writes from before a stored value are gone."""
+    return node.written | node.stored if node.hidden else node.written
+
+
 def _above(nodes: Nodes, id_: str, known: dict[str, frozenset[str]]) -> frozenset[str]:
-    """The channels that a checkpoint's ancestors wrote. What is found is added to `known`."""
+    """The channels that have traces among a checkpoint's ancestors. What is found is added to `known`."""
     path = [id_]
     while (parent := nodes[path[-1]].parent) is not None and parent in nodes and parent not in known:
-        known[parent] = frozenset()  # until the path is walked back; it ends loops of parents
         path.append(parent)
     for at in reversed(path):
         parent = nodes[at].parent
         if parent is not None and parent in nodes:
-            known[at] = known.get(parent, frozenset()) | nodes[parent].written
+            known[at] = known[parent] | _traces(nodes[parent])
         else:
             known[at] = frozenset()
     return known[id_]

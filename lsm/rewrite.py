@@ -69,6 +69,7 @@ class Rewritten:
         unlinked: The checkpoints that are gone or hidden.
         peaks: The highest version of every channel that is kept, by (namespace, channel); empty unless all segments
             were rewritten.
+        stray: Whether some of it may be found above the highest visible checkpoint of a namespace.
     """
 
     segments: list[SegmentInfo]
@@ -78,6 +79,7 @@ class Rewritten:
     dropped: set[BlobKey] = field(default_factory=set)
     unlinked: set[CheckpointKey] = field(default_factory=set)
     peaks: dict[tuple[str, str], Version] = field(default_factory=dict)
+    stray: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -432,6 +434,7 @@ class _Copy:
     # Checkpoints and writes.
 
     def _copy_rows(self, rows: Rows, namespace: str, kept: _Kept | None, placed: _Blobs) -> Steps[None]:
+        hidden_last = False
         while (key := (yield from rows.peek())) is not None and key[0] == namespace:
             found = yield from rows.group()
             assert found is not None
@@ -444,14 +447,17 @@ class _Copy:
                     if channels is None:
                         continue
                 yield from self._copy_checkpoint(checkpoint, kept, channels, placed)
+                hidden_last = channels is not None or bool(checkpoint.flags & HIDDEN)
             for each, entries in _winners(writes):
                 if channels is not None:
                     entries = [position for position in entries if each.entries[position][1] in channels]
                 if checkpoint is None and self._plan.whole and self._is_abandoned(each):
                     continue
                 if entries:
+                    self._made.stray |= checkpoint is None and self._plan.view.header.stray
                     yield from self._copy_writes(each, entries)
             yield from self._log.pump()
+        self._made.stray |= hidden_last
 
     def _copy_checkpoint(
         self, checkpoint: Checkpoint, kept: _Kept | None, channels: set[str] | None, placed: _Blobs

@@ -121,7 +121,7 @@ def _until_stored(
                 raise Outdated("the collector may be about to take what was made for an orphan")
             header = yield from change(view, now)
             whole = bool(made.peaks) and (view is None or made.inputs >= _log_names(view))
-            after = yield from _carry(process, thread, view, header, made if whole else None)
+            after = yield from _carry(process, thread, view, header, made, whole)
             body = b"".join(after.parts())
             sent = True
             tag = yield PutIf(thread.key, body, view.tag if view is not None else None)
@@ -184,13 +184,15 @@ def _check_foundations(process: Process, thread: Thread, view: View, made: Rewri
 # What the header carries.
 
 
-def _carry(process: Process, thread: Thread, view: View | None, header: Header, whole: Rewritten | None) -> Steps[View]:
+def _carry(
+    process: Process, thread: Thread, view: View | None, header: Header, made: Rewritten, whole: bool
+) -> Steps[View]:
     """The view that begins with a header, with what it should carry, followed by the frames of the view before."""
     flushed = assemble(thread.key, header, b"", (), None)
     frames = view.tail.frames[: view.count] if view is not None else []
     old = view.header if view is not None else None
     namespaces = {"", *(namespace for namespace, _ in (old.heads if old else ()))}
-    if whole is None:
+    if not whole:
         namespaces &= {namespace for namespace, _ in (old.heads if old else ())}
     parents, bases, strays = _anchors(view)
     carried: list[Record] = []
@@ -203,10 +205,10 @@ def _carry(process: Process, thread: Thread, view: View | None, header: Header, 
     known = {(record.namespace, record.id) for record in carried if isinstance(record, Checkpoint)}
     carried += yield from _rows_at(process, thread, flushed, [key for key in parents if key not in known], strays)
     bodies = yield from _bases(process, thread, flushed, bases)
-    peaks = dict(whole.peaks) if whole is not None else {}
+    peaks = dict(made.peaks) if whole else {}
     if view is not None:
         for channel, version in view.tail.peaks.items():
-            if whole is None or channel not in peaks:
+            if not whole or channel not in peaks:
                 peaks[channel] = version
     spaces = {namespace for namespace, _ in heads}
     full = replace(
@@ -214,7 +216,7 @@ def _carry(process: Process, thread: Thread, view: View | None, header: Header, 
         carried=(*carried, *bodies),
         heads=tuple(heads),
         peaks=tuple((*channel, version) for channel, version in peaks.items() if channel[0] in spaces),
-        stray=header.stray and whole is None,
+        stray=made.stray or (header.stray and not whole),
     )
     full = replace(full, inline=(yield from _small_values(process, thread, flushed, carried, process.limits.small)))
     chosen = assemble(thread.key, full, b"", (), None)

@@ -12,7 +12,7 @@ Rules of this module:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from lsm.errors import CorruptionError
@@ -185,7 +185,7 @@ class View:
             if frame.seq > self.tail.seq:
                 self.tail.append(frame, raw)
             seq, count = frame.seq, count + 1
-        return replace(self, seq=seq, count=count, tag=tag, torn=torn)
+        return View(self.key, self.header, self.header_bytes, self.tail, seq, count, tag, torn)
 
     def committed(self, commit: CommitId) -> bool:
         """Whether a commit is in this view: in its frames, or among those that the header remembers."""

@@ -54,7 +54,8 @@ class Header:
         commits: The last commit of each recent writer, most recent last.
         retired: (ulid, seconds since the epoch) of segments that were replaced not long ago.
         changed: The time of the newest record that is in segments, in milliseconds since the epoch.
-        stray: Whether writes lie in segments that may belong to checkpoints still to come.
+        stray: Whether segments may hold something above a namespace's head: writes of checkpoints still to come, or
+            hidden checkpoints.
     """
 
     thread_id: str
