@@ -444,7 +444,10 @@ def _put_records(
         fresh = key not in taken and view.is_fresh(checkpoint.namespace, channel, version)
         taken.add(key)
         blob = Blob(checkpoint.namespace, channel, version, b"", fresh=fresh)
-        blobs.append(_with_value(process, view, parent, blob, value, values))
+        before = parent.versions.get(channel) if parent is not None else None
+        # A patch names its base by version, and this very commit may have stored another value under that one.
+        replaced = before is not None and (checkpoint.namespace, channel, version_key(before)) in taken
+        blobs.append(_with_value(process, view, None if replaced else parent, blob, value, values))
     if parent is not None and not view.has(parent):
         for channel, version in checkpoint.versions.items():
             if parent.versions.get(channel) != version:
