@@ -20,6 +20,7 @@ import logging
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any, NamedTuple
 
 from lsm.errors import CorruptionError, NotFound
@@ -63,7 +64,7 @@ class Rewritten:
     Attributes:
         segments: The new segments, without numbers; of two, the first is the companion of the second.
         inputs: The names of those that they replace.
-        finished: When the last of them was stored, in seconds since the epoch.
+        begun: When the first of them began to be stored, in seconds since the epoch.
         live: For every segment that stays, by its name, how many of its bytes are still referred to.
         dropped: The blobs that are gone, where a keep-rule dropped any.
         unlinked: The checkpoints that are gone or hidden.
@@ -74,7 +75,7 @@ class Rewritten:
 
     segments: list[SegmentInfo]
     inputs: set[str]
-    finished: float = 0.0
+    begun: float = inf
     live: dict[str, int] = field(default_factory=dict)
     dropped: set[BlobKey] = field(default_factory=set)
     unlinked: set[CheckpointKey] = field(default_factory=set)
@@ -225,6 +226,7 @@ class _Output:
         base = 0 if plan.copying else min(info.base for info in plan.inputs)
         name = make_ulid(now, process.entropy(10))
         self.writer = SegmentWriter(name, process.compression, base, values, called=int(values))
+        self.begun = inf
         self._key = segment_key(plan.target, name)
         self._handle: Any = None
         self._parts: list[bytes] = []
@@ -237,6 +239,7 @@ class _Output:
         self._size += len(part)
         if self._size >= _PART:
             if self._handle is None:
+                self.begun = yield Now()
                 self._handle = yield OpenUpload(self._key)
             yield UploadPart(self._handle, b"".join(self._parts))
             self._parts, self._size = [], 0
@@ -245,6 +248,7 @@ class _Output:
         info = self.writer.finish()
         rest = b"".join([*self._parts, self.writer.take()])
         if self._handle is None:
+            self.begun = yield Now()
             yield from upload(self._key, rest)
         else:
             yield UploadPart(self._handle, rest)
@@ -319,7 +323,7 @@ class _Copy:
             made.segments.append((yield from self._values.finish()))
         if self._log.writer.rows:
             made.segments.append((yield from self._log.finish()))
-        made.finished = yield Now()
+        made.begun = min(self._values.begun, self._log.begun)
         oldest = min((info.base for info in self._plan.inputs), default=0)
         for segment in self._plan.view.header.segments:
             known = self._plan.whole or segment.base > oldest  # else records that stay may refer to it, too

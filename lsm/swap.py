@@ -117,7 +117,7 @@ def _until_stored(
             if sent and view is not None and ours and ours <= {info.ulid for info in view.header.segments}:
                 return
             now = yield Now()
-            if now - made.finished > process.limits.grace / 2:
+            if now - made.begun > process.limits.grace / 2:
                 raise Outdated("the collector may be about to take what was made for an orphan")
             header = yield from change(view, now)
             whole = bool(made.peaks) and (view is None or made.inputs >= _log_names(view))
