@@ -77,22 +77,18 @@ def needed(nodes: Nodes, live: Iterable[str]) -> dict[str, set[str]]:
         start = nodes[id_]
         if start.deltas is not None:
             wanted = start.deltas - start.stored
-        elif id_ in looping:
-            wanted = frozenset().union(*(_traces(nodes[each]) for each in _ancestors(nodes, id_))) - start.versions.keys()
         else:
-            wanted = _above(nodes, id_, above) - start.versions.keys()
+            wanted = _above(nodes, id_, above, looping) - start.versions.keys()
         path: list[tuple[str, frozenset[str]]] = []
-        for ancestor in _ancestors(nodes, id_) if wanted else ():
-            path.append((ancestor, wanted))
-            if id_ not in looping and wanted <= kept.get(ancestor, set()):
-                break  # another live checkpoint needs the same from here on
-            wanted = wanted - nodes[ancestor].stored
-            if not wanted:
-                path = _trimmed(nodes, path)
+        shared = False
+        for ancestor in _ancestors(nodes, id_):
+            if not wanted or shared:
                 break
-        else:
-            path = _trimmed(nodes, path)
-        for ancestor, channels in path:
+            path.append((ancestor, wanted))
+            # Another live checkpoint may need the same from here on.
+            shared = id_ not in looping and wanted <= kept.get(ancestor, set())
+            wanted = wanted - nodes[ancestor].stored
+        for ancestor, channels in path if shared else _trimmed(nodes, path):
             kept.setdefault(ancestor, set()).update(channels)
     return kept
 
@@ -128,8 +124,10 @@ def _traces(node: Node) -> frozenset[str]:
     return node.written | node.stored if node.hidden else node.written
 
 
-def _above(nodes: Nodes, id_: str, known: dict[str, frozenset[str]]) -> frozenset[str]:
+def _above(nodes: Nodes, id_: str, known: dict[str, frozenset[str]], looping: set[str]) -> frozenset[str]:
     """The channels that have traces among a checkpoint's ancestors. What is found is added to `known`."""
+    if id_ in looping:
+        return frozenset[str]().union(*(_traces(nodes[ancestor]) for ancestor in _ancestors(nodes, id_)))
     path = [id_]
     while (parent := nodes[path[-1]].parent) is not None and parent in nodes and parent not in known:
         path.append(parent)
