@@ -10,9 +10,10 @@ Rules of this module:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from lsm.errors import LSMError
 from lsm.format.names import MANIFESTS, SEGMENTS, segments_prefix, thread_id_of
 from lsm.process import Process, Thread, refresh
 from lsm.steps import Delete, Entry, Get, List, Now, Steps
@@ -23,15 +24,21 @@ _STRAYS = ("tmp/", "probe/")
 
 @dataclass(slots=True)
 class Collected:
-    """What was removed: objects and their bytes."""
+    """What was removed: objects and their bytes.
+
+    Attributes:
+        ripe: When the youngest garbage that was left will be old enough, in seconds since the epoch; 0 where none was.
+    """
 
     objects: int = 0
     bytes: int = 0
+    ripe: float = 0.0
 
     def add(self, other: Collected) -> None:
         """Count what was removed elsewhere."""
         self.objects += other.objects
         self.bytes += other.bytes
+        self.ripe = max(self.ripe, other.ripe)
 
 
 def list_all(prefix: str) -> Steps[list[Entry]]:
@@ -58,20 +65,36 @@ def collect_thread(process: Process, thread: Thread, grace: float, dry_run: bool
     return (yield from _remove(entries, view, grace, dry_run))
 
 
-def collect(process: Process, grace: float, dry_run: bool = False) -> Steps[Collected]:
+def collect(
+    process: Process,
+    grace: float,
+    dry_run: bool = False,
+    failed: Callable[[str, LSMError], None] | None = None,
+) -> Steps[Collected]:
     """Remove the garbage of a whole store, that of threads which exist no more included.
 
     Args:
         process: The process.
         grace: How old garbage must be, in seconds.
         dry_run: Only count.
+        failed: Told the keys of manifests that cannot be read; of their threads nothing is removed.
+
+    Raises:
+        LSMError: If a manifest cannot be read and nobody is to be told.
     """
     total = Collected()
     by_folder: dict[str, list[Entry]] = {}
     for entry in (yield from list_all(SEGMENTS)):
         by_folder.setdefault(entry.key.rsplit("/", 1)[0], []).append(entry)
     for folder, entries in by_folder.items():
-        view = yield from _view_of(process, MANIFESTS + folder.removeprefix(SEGMENTS))
+        manifest = MANIFESTS + folder.removeprefix(SEGMENTS)
+        try:
+            view = yield from _view_of(process, manifest)
+        except LSMError as error:
+            if failed is None:
+                raise
+            failed(manifest, error)
+            continue
         total.add((yield from _remove(entries, view, grace, dry_run)))
     for prefix in _STRAYS:
         total.add((yield from _remove((yield from list_all(prefix)), None, grace, dry_run)))
@@ -91,14 +114,19 @@ def _remove(entries: Sequence[Entry], view: View | None, grace: float, dry_run: 
     now = yield Now()
     named = {info.ulid for info in view.segments()} if view is not None else set()
     retired = dict(view.header.retired) if view is not None else {}
-    garbage = []
+    garbage, ripe = [], 0.0
     for entry in entries:
         name = entry.key.rsplit("/", 1)[-1]
-        if name not in named and max(entry.modified, retired.get(name, 0)) <= now - grace:
+        if name in named:
+            continue
+        since = max(entry.modified, retired.get(name, 0))
+        if since <= now - grace:
             garbage.append(entry)
+        else:
+            ripe = max(ripe, since + grace)
     if not dry_run:
         yield from delete_all([entry.key for entry in garbage])
-    return Collected(len(garbage), sum(entry.size for entry in garbage))
+    return Collected(len(garbage), sum(entry.size for entry in garbage), ripe)
 
 
 def delete_all(keys: Sequence[str]) -> Steps[None]:

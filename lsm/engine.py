@@ -349,18 +349,31 @@ class Engine:
         if view is None or self.retention is None:
             return False
         now = yield Now()
-        horizon = Horizon(self.process, thread, view, self.retention, now)
-        if horizon.idle:
+        if self.retention.is_idle(view, now):
             return (yield from self._remove(thread_id, only=view))
-        scan, expired, count = Scan(self.process, thread, view), 0, 0
-        while items := (yield from scan.next(256)):
-            count += len(items)
-            expired += len(items) - len((yield from horizon.visible(items)))
+        expired, count = yield from self.expired(thread_id)
         if expired <= least * count:
             return False
         retention = self.retention
         yield from keep(self.process, thread, lambda: Expire(retention, now))
         return True
+
+    def expired(self, thread_id: str) -> Steps[tuple[int, int]]:
+        """How many checkpoints of a thread have expired, and how many there are that no rewrite has hidden."""
+        thread, retention = self.process.thread(thread_id), self.retention
+        now = yield Now()
+
+        def answer(view: View) -> Steps[tuple[int, int]]:
+            if retention is None:
+                return 0, 0
+            horizon = Horizon(self.process, thread, view, retention, now)
+            scan, expired, count = Scan(self.process, thread, view), 0, 0
+            while items := (yield from scan.next(256)):
+                count += len(items)
+                expired += len(items) - len((yield from horizon.visible(items)))
+            return expired, count
+
+        return (yield from reading(self.process, thread, answer, (0, 0)))
 
     def maintain(self, thread_id: str) -> Steps[None]:
         """What the background owes a thread that is written to: merge, expire, collect."""
@@ -370,10 +383,13 @@ class Engine:
             pass
         yield from self.collect_thread(thread_id, self.process.limits.grace)
 
-    def collect(self, grace: float, dry_run: bool = False) -> Steps[Collected]:
-        """Remove what nothing refers to, once it is older than `grace` seconds."""
-        return collect(self.process, grace, dry_run)
+    def collect(
+        self, grace: float, dry_run: bool = False, failed: Callable[[str, LSMError], None] | None = None
+    ) -> Steps[Collected]:
+        """Remove what nothing refers to, once it is older than `grace` seconds. `failed` is told the keys of manifests
+        that cannot be read, whose threads are left alone; without it, the first of them ends the collection."""
+        return collect(self.process, grace, dry_run, failed)
 
-    def collect_thread(self, thread_id: str, grace: float) -> Steps[Collected]:
+    def collect_thread(self, thread_id: str, grace: float, dry_run: bool = False) -> Steps[Collected]:
         """The same for one thread."""
-        return collect_thread(self.process, self.process.thread(thread_id), grace)
+        return collect_thread(self.process, self.process.thread(thread_id), grace, dry_run)
