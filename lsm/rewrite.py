@@ -459,7 +459,7 @@ class _Copy:
                     continue
                 if entries:
                     self._made.stray |= checkpoint is None and self._plan.view.header.stray
-                    yield from self._copy_writes(each, entries)
+                    yield from self._copy_writes(each, entries, early=checkpoint is None)
             yield from self._log.pump()
         self._made.stray |= hidden_last
 
@@ -492,10 +492,10 @@ class _Copy:
         made = replace(checkpoint, **changes, versions=versions, table=table)
         self._add(replace(made, value=value, seq=self._seq(checkpoint)))
 
-    def _copy_writes(self, writes: Writes, positions: list[int]) -> Steps[None]:
+    def _copy_writes(self, writes: Writes, positions: list[int], early: bool) -> Steps[None]:
         if len(positions) == len(writes.entries):
             value = yield from self._moved(writes)
-            self._add(replace(writes, value=value, seq=self._seq(writes)))
+            self._add(replace(writes, value=value, seq=self._seq(writes)), early)
             return
         assert isinstance(writes.value, Place)
         data = yield from self._read(writes.value)
@@ -505,7 +505,7 @@ class _Copy:
         slot = self._store(Writes, packed)
         made: Any = replace(writes, entries=entries, seq=self._seq(writes))
         made.value = slot
-        self._add(made)
+        self._add(made, early)
 
     def _is_abandoned(self, writes: Writes) -> bool:
         """Whether the checkpoint of writes that is not in any input did not come in a frame either, for a long time."""
@@ -550,13 +550,15 @@ class _Copy:
         self._windows.move_to_end(place.segment)
         return (yield from window.value(place))
 
-    def _add(self, record: Record) -> None:
-        guest = not isinstance(record, Blob) and not self._plan.whole and self._is_guest(record.namespace, record.id)
-        self._log.writer.add(record, guest)
+    def _add(self, record: Record, early: bool = False) -> None:
+        """Index a record; `early` where its checkpoint may come in a segment that is not among the inputs."""
+        self._log.writer.add(record, early or self._is_guest(record))
 
-    def _is_guest(self, namespace: str, id_: str) -> bool:
-        term = guest_term(namespace, id_)
-        return any(has(info.shared, term) for info in self._plan.inputs)
+    def _is_guest(self, record: Record) -> bool:
+        if isinstance(record, Blob) or (self._plan.whole and not self._plan.copying):
+            return False
+        term = guest_term(record.namespace, record.id)
+        return self._plan.copying or any(has(info.shared, term) for info in self._plan.inputs)
 
     def _seq(self, record: Record) -> int:
         return 0 if self._plan.copying else record.seq
