@@ -84,6 +84,9 @@ def _use_info(info: SegmentInfo) -> None:
 def _use_stub(data: bytes) -> None:
     record = unpack(data, "object", 3, 100)
     assert isinstance(record.namespace, str)
+    numbers = [record.seq, getattr(record, "time", 0), getattr(record, "flags", 0)]
+    numbers += [index for index, _ in getattr(record, "entries", ())]
+    assert all(type(number) is int for number in numbers)
     for version in getattr(record, "versions", {}).values():
         version_key(version)
 
