@@ -14,6 +14,7 @@ import hashlib
 ROOT_KEY = "lsm.json"
 MANIFESTS = "manifests/"
 SEGMENTS = "segments/"
+SWEEPS = "sweep/"
 
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-_")
 _LONGEST = 120
@@ -81,6 +82,16 @@ def segments_prefix(thread_id: str) -> str:
 def segment_key(thread_id: str, ulid: str) -> str:
     """The key of one segment."""
     return segments_prefix(thread_id) + ulid
+
+
+def sweep_key(shard: int, shards: int) -> str:
+    """The key under which the sweeps of one shard remember what they found in shape.
+
+    Example:
+        >>> sweep_key(0, 4)
+        'sweep/0-of-4'
+    """
+    return f"{SWEEPS}{shard}-of-{shards}"
 
 
 _CROCKFORD = "0123456789abcdefghjkmnpqrstvwxyz"
