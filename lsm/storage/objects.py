@@ -85,10 +85,11 @@ _CREDENTIALS = re.compile(r"performing token request|//169\.254\.")  # of the ma
 
 @dataclass(frozen=True, slots=True)
 class ObjectTag:
-    """The ETag of one state of an object; `version` goes with it, and is not in every answer of a store."""
+    """The ETag of one state of an object; `version` goes with it, and is not in every answer of a store. Tags that are
+    equal have one `repr`, which sweeps remember."""
 
     etag: str
-    version: str | None = field(default=None, compare=False)
+    version: str | None = field(default=None, compare=False, repr=False)
 
     def condition(self) -> obstore.UpdateVersion:
         """For `obstore.put`, which takes no `None` for what is missing."""
