@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from lsm.errors import LSMError
-from lsm.format.names import MANIFESTS, SEGMENTS, segments_prefix, thread_id_of
+from lsm.errors import CorruptionError, LSMError
+from lsm.format.names import MANIFESTS, SEGMENTS, manifest_key, segments_prefix, thread_id_of
 from lsm.process import Process, Thread, refresh
 from lsm.steps import Delete, Entry, Get, List, Now, Steps
 from lsm.view import View, open_view
@@ -107,7 +107,12 @@ def _view_of(process: Process, manifest: str) -> Steps[View | None]:
     if thread_id is not None:
         return (yield from refresh(process, process.thread(thread_id)))
     found = yield Get(manifest)
-    return open_view(manifest, found.body, found.tag, None, process.appends) if found is not None else None
+    if found is None:
+        return None
+    view = open_view(manifest, found.body, found.tag, None, process.appends)
+    if manifest_key(view.header.thread_id) != manifest:  # by another's manifest, all of this thread is garbage
+        raise CorruptionError(f"{manifest}: this is the manifest of thread {view.header.thread_id!r}: it was moved")
+    return view
 
 
 def _remove(entries: Sequence[Entry], view: View | None, grace: float, dry_run: bool) -> Steps[Collected]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import resource
 import shutil
 from collections.abc import Callable, Iterator
@@ -24,9 +25,13 @@ from typing import Any
 import pytest
 
 from langgraph.checkpoint.lsm import LSMSaver
+from lsm.collect import collect
+from lsm.drive import run
+from lsm.engine import Engine
 from lsm.errors import CorruptionError, LSMError
 from lsm.format.manifest import unpack_frames, unpack_header
 from lsm.format.names import manifest_key, segments_prefix
+from lsm.storage import open_storage
 from tests.data import samples
 from tests.support.checkpoints import at, put
 
@@ -353,6 +358,23 @@ def test_a_writer_does_not_replace_what_is_damaged(store: Store) -> None:
     with store.open() as saver, pytest.raises(CorruptionError, match="manifests/"):
         put(saver, at(MAIN), {"count": 99})
     assert store.manifest.read_bytes() == body
+
+
+def test_the_collector_removes_nothing_by_the_manifest_of_another_thread(tmp_path: Path) -> None:
+    """The names of two long thread ids do not tell which is whose."""
+    store = Store(tmp_path / "store")
+    with store.open() as saver:
+        for thread_id in (LONG, LONG + "er"):
+            put(saver, at(thread_id), {"count": 1})
+            saver.flush(thread_id)
+    one, other = (store.root / manifest_key(thread_id) for thread_id in (LONG, LONG + "er"))
+    other.write_bytes(one.read_bytes())
+    files = store.files
+    storage = open_storage(store.root.as_uri(), fsync=False)
+    engine = Engine(storage.url, storage.appends, os.urandom)
+    with pytest.raises(CorruptionError, match="manifests/"):
+        run(collect(engine.process, -60.0), storage)
+    assert store.files == files
 
 
 # On an object store there is no exception.
