@@ -187,7 +187,7 @@ def test_some_bytes_flipped(store: Store) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_every_byte_flipped(store: Store) -> None:
     with bounded():
         tried, noticed = flip_bytes(store, 1)
@@ -213,7 +213,7 @@ def test_some_lengths(store: Store) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_every_length(store: Store) -> None:
     with bounded():
         truncate_at_every_length(store, 1)
