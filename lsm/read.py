@@ -285,6 +285,7 @@ class Scan:
                     runs = info.checkpoint_index.covering((namespace,), high)
                 self._unread += [(self._bound(info, run), info, run) for run in runs]
         self._unread.sort(key=lambda each: each[0])
+        self._limit = _TOP if before is None else (False, before)
         self._given: set[CheckpointKey] = set(given)
         self._passed: dict[Key, list[tuple[SegmentInfo, Page]]] = {}
         self._ready = self._sorted()
@@ -337,11 +338,13 @@ class Scan:
         return all(any(term in own for term in group) for group in self._terms)
 
     def _read_more(self, count: int) -> Steps[None]:
-        wanted, rows = [], 0
-        while self._unread and (rows < 2 * count or self._terms or self._unread[-1][0] == _TOP):
-            _, info, run = self._unread.pop()
+        wanted, expected = [], 0.0
+        while self._unread and (expected < 2 * count or self._terms):
+            bound, info, run = self._unread.pop()
             wanted.append((info, run))
-            rows += run.rows
+            if bound < self._limit:  # else nobody knows how much of it is wanted
+                index = info.checkpoint_index
+                expected += run.rows * info.checkpoints / sum(each.rows for each in index.runs)
         loaded = yield from load_runs(self._process, self._thread, wanted)
         for (info, _), pages in zip(wanted, loaded, strict=True):
             for page in pages:

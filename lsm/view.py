@@ -83,16 +83,20 @@ class Tail:
                 self._raise_peak((record.namespace, channel), version)
 
     def _apply_blob(self, blob: Blob) -> None:
-        if blob.extends is not None and blob.base is None:
+        if blob.extends is not None and (blob.base is None or not self.alive(blob.base)):
             base = self.pieces((blob.namespace, blob.channel, version_key(blob.extends)))
-            if not base:
+            if not base and blob.base is None:
                 raise CorruptionError(
                     f"commit {blob.seq} patches channel {blob.channel!r} of namespace {blob.namespace!r} at version "
                     f"{blob.extends!r}, which the manifest does not know"
                 )
-            blob.base = base
+            blob.base = base or blob.base
         self.blobs.setdefault((blob.namespace, blob.channel, version_key(blob.version)), []).append(blob)
         self._raise_peak((blob.namespace, blob.channel), blob.version)
+
+    def alive(self, pieces: Pieces) -> bool:
+        """Whether all the segments that pieces lie in are still there."""
+        return all(not isinstance(piece, Place) or piece.segment in self.numbers for piece in pieces)
 
     def pieces(self, key: BlobKey) -> Pieces | None:
         """The pieces of the newest blob of a key in the tail."""
@@ -113,6 +117,8 @@ class Tail:
             pieces = self.pieces((namespace, channel, version_key(version)))
             if pieces is None:
                 pieces = said.get(channel)
+                if pieces is not None and not self.alive(pieces):  # a rewrite has moved them since
+                    pieces = None
             if pieces is None and parent is not None and parent.versions.get(channel) == version:
                 pieces = parent.table.get(channel)
             if pieces is not None:
@@ -211,7 +217,7 @@ class View:
 
     def alive(self, pieces: Pieces) -> bool:
         """Whether all the segments that pieces lie in are still there."""
-        return all(not isinstance(piece, Place) or self.segment(piece.segment) is not None for piece in pieces)
+        return self.tail.alive(pieces)
 
     def may_hold(self, info: SegmentInfo, namespace: str) -> bool:
         """Whether a segment may have checkpoints or writes of a namespace."""
