@@ -37,8 +37,8 @@ class _Still:
         return next(self._numbers).to_bytes(size, "big")
 
 
-def _timed(steps: Steps[Any], clock: Iterator[float]) -> Steps[Any]:
-    """The same steps, with a clock of our own."""
+def _timed(steps: Steps[Any], now: float) -> Steps[Any]:
+    """The same steps, at a time of our own, however often they ask for it."""
     outcome: Any = None
     while True:
         try:
@@ -46,10 +46,10 @@ def _timed(steps: Steps[Any], clock: Iterator[float]) -> Steps[Any]:
         except StopIteration as stop:
             return stop.value
         if isinstance(request, Now):
-            outcome = next(clock)
+            outcome = now
             continue
         if isinstance(request, All):
-            request = All([_timed(part, clock) if isinstance(part, Generator) else part for part in request.of])
+            request = All([_timed(part, now) if isinstance(part, Generator) else part for part in request.of])
         try:
             outcome = yield request
         except LSMError as error:
@@ -64,7 +64,7 @@ def make_store(compression: Compression = "none") -> Objects:
     clock = itertools.count(START, 1.0)
 
     def do(steps: Steps[Any]) -> None:
-        run(_timed(steps, clock), storage)
+        run(_timed(steps, next(clock)), storage)
 
     for thread_id in (THREAD, "other"):
         for number, namespace in itertools.product(range(8), NAMESPACES):
