@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, InvalidStateError
-from dataclasses import dataclass, field, replace
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lsm.errors import CommitTimeout, ConcurrentRunError, Conflict, LSMError, Throttled, Unavailable
@@ -49,7 +49,7 @@ from lsm.view import BlobKey, View, assemble
 
 logger = logging.getLogger("lsm")
 
-_LEAD = object()
+_LEAD, _STORED, _LEFT = object(), object(), object()
 _MOST_VALUES = 8 << 20  # in one batch, in bytes
 _MOST_STUBS = 48 << 10
 _LARGEST_STUB = 64 << 10
@@ -112,11 +112,19 @@ Change = Put | PutWrites | Nothing
 
 @dataclass(eq=False, slots=True)
 class Entry:
-    """A caller in the queue; its record takes `stub` bytes beside its value."""
+    """A caller in the queue.
+
+    Attributes:
+        change: What it wants stored.
+        stub: About how many bytes its record takes beside its value.
+        waiter: What it waits for, unless it leads: its outcome, or the sign to lead.
+        outcome: What became of it, once that is settled; `None` before.
+    """
 
     change: Change
     stub: int
-    done: Future[Any] = field(default_factory=Future)
+    waiter: Future[Any] | None = None
+    outcome: Any = None
 
 
 @dataclass(eq=False, slots=True)
@@ -166,62 +174,61 @@ def commit(process: Process, thread: Thread, change: Change) -> Steps[None]:
         thread.queue.append(entry)
         lead, thread.leading = not thread.leading, True
         process.busy[thread.id] = thread
-    if not lead:
+        if not lead:
+            entry.waiter = Future()
+    if entry.waiter is not None:
         try:
-            lead = (yield Wait(entry.done)) is _LEAD
+            lead = (yield Wait(entry.waiter)) is _LEAD
         except LSMError:
             raise
         except BaseException:
-            _leave(process, thread, entry)
+            _leave(process, thread, entry, entry.waiter)
             raise
     if lead:
         yield from _lead(process, thread, entry)
 
 
-def _leave(process: Process, thread: Thread, entry: Entry) -> None:
+def _leave(process: Process, thread: Thread, entry: Entry, waiter: Future[Any]) -> None:
     """A waiting caller was interrupted: take it out of the queue, and do not keep the lead if it was given it."""
     with thread.lock:
-        leads = entry.done.done() and not entry.done.exception() and entry.done.result() is _LEAD
+        leads = waiter.done() and not waiter.exception() and waiter.result() is _LEAD
         if entry in thread.queue:
             thread.queue.remove(entry)
+        entry.outcome = entry.outcome or _LEFT
     if leads:
         _hand_over(process, thread)
 
 
 def _hand_over(process: Process, thread: Thread) -> None:
     """Let the next caller lead: one of a batch whose fate is open, or the first in the queue."""
-    while True:
-        with thread.lock:
-            waiting = [*(thread.batch.members if thread.batch else ()), *thread.queue]
-            heir = next((entry for entry in waiting if not entry.done.done()), None)
-            if heir is None:
-                thread.leading = False
-                thread.batch = None
-                process.busy.pop(thread.id, None)
-                return
-        if _settle(heir, _LEAD):
-            return
-
-
-def _settle(entry: Entry, result: Any) -> bool:
-    """Tell a caller, unless it has been told already."""
-    try:
-        if isinstance(result, BaseException):
-            entry.done.set_exception(result)
+    with thread.lock:
+        waiting = (*(thread.batch.members if thread.batch else ()), *thread.queue)
+        heirs = (entry.waiter for entry in waiting if entry.outcome is None and entry.waiter is not None)
+        heir = next((waiter for waiter in heirs if not waiter.done()), None)
+        if heir is not None:
+            heir.set_result(_LEAD)
         else:
-            entry.done.set_result(result)
-    except InvalidStateError:  # it has been told, or has left
-        return False
-    return True
+            thread.leading = False
+            thread.batch = None
+            process.busy.pop(thread.id, None)
+
+
+def _settle(entry: Entry, outcome: Any) -> None:
+    """Tell a caller what became of its change, unless it has been told already."""
+    if entry.outcome is not None:
+        return
+    entry.outcome = outcome
+    if entry.waiter is not None and not entry.waiter.done():
+        if isinstance(outcome, BaseException):
+            entry.waiter.set_exception(outcome)
+        else:
+            entry.waiter.set_result(outcome)
 
 
 def _lead(process: Process, thread: Thread, own: Entry) -> Steps[None]:
     """Commit batches until the own entry is in one, then hand over."""
-    outcome: Future[Any] = Future()
-    if own.done.done():  # with the sign to lead: from now on the outcome counts
-        own.done = outcome
     try:
-        while not own.done.done():
+        while own.outcome is None:
             with thread.lock:
                 batch = thread.batch = thread.batch or _next_batch(thread)
             try:
@@ -232,10 +239,10 @@ def _lead(process: Process, thread: Thread, own: Entry) -> Steps[None]:
             with thread.lock:
                 thread.batch = None
     finally:
-        if not own.done.done():  # interrupted: nobody waits for it any more
-            own.done.cancel()
+        own.outcome = own.outcome or _LEFT
         _hand_over(process, thread)
-    own.done.result()
+    if isinstance(own.outcome, BaseException):
+        raise own.outcome
 
 
 def _next_batch(thread: Thread) -> Batch:
@@ -283,7 +290,7 @@ def _commit_batch(process: Process, thread: Thread, batch: Batch) -> Steps[None]
 
 def _succeed(batch: Batch) -> None:
     for entry in batch.members:
-        _settle(entry, None)
+        _settle(entry, _STORED)
 
 
 def _look(process: Process, thread: Thread) -> Steps[View | None]:
@@ -308,10 +315,10 @@ def _send(process: Process, thread: Thread, view: View | None, batch: Batch) -> 
     if flush is not None and asked and flush.view.count < view.count:
         flush = thread.flush = None
     if flush is None and view.count and (asked or view.size + _MOST_STUBS + process.limits.frame > MANIFEST):
-        flush = prepare(view, process.compression, now, process.entropy(10))
+        flush = prepare(view, process.compression, now, process.entropy(6))
         yield from upload(segment_key(thread.id, flush.info.ulid), flush.body)
     yield from _refuse(process, thread, view, batch)
-    members = [entry for entry in batch.members if not entry.done.done()]
+    members = [entry for entry in batch.members if entry.outcome is None]
     base = view
     if flush is not None:
         wanted = {
@@ -331,14 +338,17 @@ def _send(process: Process, thread: Thread, view: View | None, batch: Batch) -> 
         request = Append(thread.key, () if process.appends else base.parts(), raw, view.tag)
     beside = None
     if flush is None and view.count and view.tail_size + len(raw) > process.limits.tail:
-        beside = prepare(view, process.compression, now, process.entropy(10))
-    requests = [request]
-    if beside is not None:
-        requests.append(upload(segment_key(thread.id, beside.info.ulid), beside.body))
+        beside = prepare(view, process.compression, now, process.entropy(6))
+    made = [part.made for part in (flush, batch.uploaded if frame is not None and frame.segment else None) if part]
+    if made and (yield Now()) - min(made) > process.limits.grace / 2:
+        raise Unavailable(f"{thread.key}: an upload took so long that the collector may take it for an orphan")
     batch.sent = True
-    outcomes = yield All(requests)
-    if isinstance(outcomes[0], BaseException):
-        raise outcomes[0]
+    if beside is None:
+        outcomes = [(yield request)]
+    else:
+        outcomes = yield All([request, upload(segment_key(thread.id, beside.info.ulid), beside.body)])
+        if isinstance(outcomes[0], BaseException):
+            raise outcomes[0]
     with thread.lock:
         after = base.extended([(frame, raw)] if frame else [], outcomes[0])
     thread.flush = None
@@ -426,7 +436,7 @@ def _too_large(process: Process, records: Sequence[Record]) -> list[Record]:
 
 
 def _value_segment(process: Process, view: View, records: Sequence[Record], values: list[bytes], now: float) -> _Values:
-    writer = SegmentWriter(make_ulid(now, process.entropy(10)), process.compression, values=True)
+    writer = SegmentWriter(make_ulid(now, view.incarnation, process.entropy(6)), process.compression, values=True)
     slots = [writer.store(type(record), value) for record, value in zip(records, values, strict=True)]
     info = writer.finish()
     return _Values(info, writer.take(), values, slots, now, view.incarnation)
@@ -516,7 +526,7 @@ def _refuse(process: Process, thread: Thread, view: View, batch: Batch) -> Steps
     heads: dict[str, str | None] = {}
     for entry in batch.members:
         put = entry.change
-        if entry.done.done() or not isinstance(put, Put) or not put.exclusive:
+        if entry.outcome is not None or not isinstance(put, Put) or not put.exclusive:
             continue
         namespace, parent = put.checkpoint.namespace, put.checkpoint.parent
         if namespace not in heads:

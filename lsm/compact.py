@@ -102,7 +102,7 @@ def compact(process: Process, thread: Thread, choose: Callable[[View], tuple[Seg
         view = yield from refresh(process, thread)
         if view is None or not (inputs := choose(view)):
             return False
-        plan = Plan(view, inputs, drained(view.header.segments, inputs), thread.id)
+        plan = Plan(view, inputs, drained(view.header.segments, inputs), thread.id, view.incarnation)
         try:
             yield from swap(process, thread, (yield from rewrite(process, thread, plan)))
             return True
@@ -126,7 +126,7 @@ def keep(process: Process, thread: Thread, make_rule: Callable[[], KeepRule]) ->
         view = yield from _flushed(process, thread)
         if view is None or not (inputs := all_logs(view)):
             return
-        plan = Plan(view, inputs, drained(view.header.segments, inputs), thread.id, make_rule())
+        plan = Plan(view, inputs, drained(view.header.segments, inputs), thread.id, view.incarnation, make_rule())
         try:
             yield from swap(process, thread, (yield from rewrite(process, thread, plan)))
         except (Outdated, SegmentGone) as error:
@@ -193,7 +193,9 @@ def copy(process: Process, source: Thread, target: Thread) -> Steps[None]:
         view = yield from _flushed(process, source)
         if view is None or not (inputs := all_logs(view)):
             return
-        plan = Plan(view, inputs, (), target.id, copying=True)
+        there = yield from refresh(process, target)
+        incarnation = there.incarnation if there is not None else process.entropy(8)
+        plan = Plan(view, inputs, (), target.id, incarnation, copying=True)
         try:
             yield from graft(process, target, (yield from rewrite(process, source, plan)))
             return

@@ -18,7 +18,7 @@ from lsm.commit import Change, Nothing, Put, PutWrites, commit
 from lsm.compact import all_logs, compact, copy, delete_runs, due, keep, prune
 from lsm.errors import Conflict, IncompleteWritesError, LSMError, Throttled, Unavailable
 from lsm.format.envelope import Compression
-from lsm.format.names import segments_prefix
+from lsm.format.names import is_for, segments_prefix
 from lsm.format.records import Checkpoint, Typed, Version, Writes, pack_payload, pack_writes
 from lsm.history import ChannelHistory, history
 from lsm.limits import FILES, OBJECTS, Limits
@@ -294,7 +294,14 @@ class Engine:
                 break
             if only is not None and view.tag != only.tag:
                 return False
-            keys.update(entry.key for entry in listed)
+            # What is there for another incarnation is being made for the thread's successor.
+            now = yield Now()
+            keys.update(
+                entry.key
+                for entry in listed
+                if is_for(entry.key.rsplit("/", 1)[-1], view.incarnation)
+                or entry.modified <= now - self.process.limits.grace
+            )
             try:
                 yield DeleteIf(thread.key, view.tag)
                 break

@@ -16,7 +16,8 @@ class LSMError(Exception):
 
 
 class CommitTimeout(LSMError):
-    """A commit kept losing against other writers until its deadline; nothing of it is stored."""
+    """A commit kept losing against other writers, or met only failures, until its deadline; it is not known to be
+    stored. It may be tried again: records are keyed, so that storing them twice changes nothing."""
 
 
 class ConcurrentRunError(LSMError):

@@ -59,13 +59,13 @@ def prepare(view: View, compression: Compression, now: float, random: bytes) -> 
         view: The view.
         compression: How the segment is compressed.
         now: The time, in seconds since the epoch.
-        random: 10 random bytes, for its name.
+        random: 6 random bytes, for its name.
 
     Returns:
         The flush, to be uploaded and landed.
     """
     after = view.header.seq
-    writer = SegmentWriter(make_ulid(now, random), compression, after)
+    writer = SegmentWriter(make_ulid(now, view.incarnation, random), compression, after)
     slots: dict[int, Slot] = {}
 
     def store(record: Record) -> Any:

@@ -64,6 +64,7 @@ class Rewritten:
     Attributes:
         segments: The new segments, without numbers; of two, the first is the companion of the second.
         inputs: The names of those that they replace.
+        incarnation: The incarnation that they are for.
         begun: When the first of them began to be stored, in seconds since the epoch.
         live: For every segment that stays, by its name, how many of its bytes are still referred to.
         dropped: The blobs that are gone, where a keep-rule dropped any.
@@ -75,6 +76,7 @@ class Rewritten:
 
     segments: list[SegmentInfo]
     inputs: set[str]
+    incarnation: bytes
     begun: float = inf
     live: dict[str, int] = field(default_factory=dict)
     dropped: set[BlobKey] = field(default_factory=set)
@@ -93,6 +95,7 @@ class Plan:
         drained: The segments of large values that are emptied.
         rule: What to keep; all that nothing newer has replaced, where there is none.
         target: The thread that the new segments are for.
+        incarnation: That thread's.
         copying: Whether `target` is another thread, in which nothing may be replaced.
     """
 
@@ -100,6 +103,7 @@ class Plan:
     inputs: tuple[SegmentInfo, ...]
     drained: tuple[SegmentInfo, ...]
     target: str
+    incarnation: bytes
     rule: KeepRule | None = None
     copying: bool = False
 
@@ -224,7 +228,7 @@ class _Output:
 
     def __init__(self, process: Process, plan: Plan, now: float, values: bool):
         base = 0 if plan.copying else min(info.base for info in plan.inputs)
-        name = make_ulid(now, process.entropy(10))
+        name = make_ulid(now, plan.incarnation, process.entropy(6))
         self.writer = SegmentWriter(name, process.compression, base, values, called=int(values))
         self.begun = inf
         self._key = segment_key(plan.target, name)
@@ -301,7 +305,7 @@ class _Copy:
         self._values_used = False
         self._windows: OrderedDict[int, _Window] = OrderedDict()
         self._live: Counter[int] = Counter()
-        self._made = Rewritten([], {info.ulid for info in (*plan.inputs, *plan.drained)})
+        self._made = Rewritten([], {info.ulid for info in (*plan.inputs, *plan.drained)}, plan.incarnation)
 
     def run(self) -> Steps[None]:
         blobs = Rows(self._process, self._thread, self._plan.inputs, blobs=True)

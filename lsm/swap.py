@@ -67,8 +67,10 @@ def graft(process: Process, thread: Thread, made: Rewritten) -> Steps[None]:
     """
 
     def change(view: View | None, now: float) -> Steps[Header]:
-        header = view.header if view is not None else Header(thread.id, process.entropy(8))
+        header = view.header if view is not None else Header(thread.id, made.incarnation)
         yield from ()
+        if header.incarnation != made.incarnation:
+            raise Outdated("the thread to copy to was made anew")
         if view is None:
             return _swapped(process, replace(header, seq=1), header.next_number, made, now, int(now * 1000))
         return _swapped(process, header, view.next_number, made, now, int(now * 1000))

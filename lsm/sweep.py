@@ -241,6 +241,7 @@ class Sweep:
         self._known = dict(_MARK.iter_unpack(memoryview(body)[:whole]))
 
     def _mark(self, key: str, tag: Tag) -> bytes:
+        """What is remembered of a manifest in one state. Equal tags have one `repr`."""
         return blake2b(f"{key} {tag!r} ".encode() + self._settings, digest_size=8).digest()
 
 
@@ -270,32 +271,22 @@ def tend(engine: Engine, key: str, options: Options) -> Steps[Outcome]:
         options: What to do.
 
     Returns:
-        What was done. What fails is in there, too.
+        What was done.
+
+    Raises:
+        LSMError: If something is damaged, or the store does not answer. What was done until then stays done.
     """
-    outcome = Outcome(key)
-    try:
-        yield from _tend(engine, options, outcome)
-    except Exception as error:
-        text = str(error) if isinstance(error, LSMError) else f"{type(error).__name__}: {error}"
-        outcome.failure, outcome.tag = text, None
-        logger.debug("%s: not brought into shape", key, exc_info=True)
-    return outcome
-
-
-def _tend(engine: Engine, options: Options, outcome: Outcome) -> Steps[None]:
-    process = engine.process
-    outcome.thread_id = yield from thread_id_at(process, outcome.key)
+    process, outcome = engine.process, Outcome(key)
+    outcome.thread_id = yield from thread_id_at(process, key)
     if outcome.thread_id is None:
-        return
+        return outcome
     if options.threads is not None and not fnmatchcase(outcome.thread_id, options.threads):
         outcome.passed = True
-        return
+        return outcome
     thread = process.thread(outcome.thread_id)
     now = yield Now()
     view = yield from refresh(process, thread)
-    if view is None:
-        return
-    if engine.retention is not None:
+    if view is not None and engine.retention is not None:
         outcome.removed = engine.retention.is_idle(view, now)
         outcome.expired, _ = yield from engine.expired(thread.id)
         if outcome.expired and not options.dry_run:
@@ -312,6 +303,13 @@ def _tend(engine: Engine, options: Options, outcome: Outcome) -> Steps[None]:
     if view is not None and not due(view.header.segments):
         outcome.tag = view.tag
         outcome.again = _again(engine.retention, view, now, outcome.freed)
+    return outcome
+
+
+def failed(key: str, error: BaseException) -> Outcome:
+    """The outcome for a thread that could not be brought into shape."""
+    text = str(error) if isinstance(error, LSMError) else f"{type(error).__name__}: {error}"
+    return Outcome(key, told_id(key), failure=text)
 
 
 def _again(retention: Retention | None, view: View, now: float, left: Collected) -> float:
@@ -355,7 +353,11 @@ def sweep(
 
     def do(key: str) -> Steps[None]:
         if (yield from one.has_time()):
-            outcome = yield from tend(engine, key, options)
+            try:
+                outcome = yield from tend(engine, key, options)
+            except Exception as error:  # whatever it is, it is this thread's alone
+                logger.debug("%s: not brought into shape", key, exc_info=True)
+                outcome = failed(key, error)
             one.settle(outcome)
             if each is not None:
                 each(outcome, total)

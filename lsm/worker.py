@@ -15,7 +15,7 @@ import logging
 import os
 import threading
 import weakref
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any
 
 from lsm.drive import Runtime
@@ -51,6 +51,7 @@ class Worker:
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._due: dict[str, None] = {}
+        self._working = False
         self._running: Future[None] | None = None
         self._stopping = False
 
@@ -62,8 +63,11 @@ class Worker:
             if self._stopping:
                 return
             self._due[thread_id] = None
-            if self._running is None:
-                self._running = self._runtime.submit(self._work())
+            if self._working:
+                return
+            self._working = True
+        # Without the lock: where no thread can be started any more, it runs here and now.
+        self._running = self._runtime.submit(self._work())
 
     def _work(self) -> Steps[None]:
         while (thread_id := self._next()) is not None:
@@ -71,13 +75,18 @@ class Worker:
                 yield from self._unless_stopped(self._engine.maintain(thread_id))
             except _Stopped:
                 pass
-            except LSMError as error:
-                logger.warning("thread %r: housekeeping failed and will be tried again later: %s", thread_id, error)
+            except Exception as error:
+                logger.warning(
+                    "thread %r: housekeeping failed and will be tried again later: %s",
+                    thread_id,
+                    error,
+                    exc_info=not isinstance(error, LSMError),
+                )
 
     def _next(self) -> str | None:
         with self._lock:
             if not self._due or self._stopping:
-                self._running = None
+                self._working = False
                 return None
             thread_id = next(iter(self._due))
             del self._due[thread_id]
@@ -102,15 +111,14 @@ class Worker:
 
     def close(self) -> None:
         """Stop between two requests, and wait for that."""
+        if self._process != os.getpid():
+            self._reset()
         with self._lock:
             self._stopping = True
             self._due.clear()
             running = self._running
-        if running is not None and self._process == os.getpid():
-            try:
-                running.result(_CLOSING)
-            except TimeoutError:
-                logger.warning("housekeeping did not stop within %g s", _CLOSING)
+        if running is not None and wait([running], _CLOSING).not_done:
+            logger.warning("housekeeping did not stop within %g s", _CLOSING)
 
 
 _workers: weakref.WeakSet[Worker] = weakref.WeakSet()

@@ -97,19 +97,35 @@ def sweep_key(shard: int, shards: int) -> str:
 _CROCKFORD = "0123456789abcdefghjkmnpqrstvwxyz"
 
 
-def make_ulid(now: float, random: bytes) -> str:
-    """A ULID (https://github.com/ulid/spec) in lower case: 48 bits of milliseconds, 80 bits of chance.
+def make_ulid(now: float, incarnation: bytes, random: bytes) -> str:
+    """The name of a segment: a ULID (https://github.com/ulid/spec) in lower case, of 48 bits of milliseconds and 80
+    bits of chance. 32 of these are the thread's incarnation's, so that whoever deletes a thread can tell what was
+    uploaded for it from what is being uploaded for its successor.
 
     Args:
         now: Seconds since the epoch.
-        random: At least 10 random bytes.
+        incarnation: The incarnation that the segment is for.
+        random: At least 6 random bytes.
 
     Example:
-        >>> make_ulid(0.0, bytes(10))
+        >>> make_ulid(0.0, bytes(8), bytes(6))
         '00000000000000000000000000'
     """
-    number = (int(now * 1000) & (2**48 - 1)) << 80 | int.from_bytes(random[:10], "big")
+    number = (int(now * 1000) & (2**48 - 1)) << 80 | int.from_bytes(incarnation[:4] + random[:6], "big")
     return "".join(_CROCKFORD[number >> shift & 31] for shift in range(125, -1, -5))
+
+
+def is_for(ulid: str, incarnation: bytes) -> bool:
+    """Whether a segment was made for an incarnation.
+
+    Example:
+        >>> is_for(make_ulid(1.0, b"12345678", bytes(6)), b"12345678"), is_for("0" * 26, b"12345678")
+        (True, False)
+    """
+    number = 0
+    for digit in ulid:
+        number = number << 5 | _CROCKFORD.find(digit)
+    return (number >> 48 & (2**32 - 1)) == int.from_bytes(incarnation[:4], "big")
 
 
 def is_ulid(value: object) -> bool:

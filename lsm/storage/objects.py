@@ -64,6 +64,16 @@ PAGE = 1000
 PART = 8 * 2**20
 """Bytes of an upload that go in one request; S3 allows 10,000 of these."""
 
+_CLIENT_VARIABLES = (
+    "ALLOW_HTTP",
+    "ALLOW_INVALID_CERTIFICATES",
+    "CONNECT_TIMEOUT",
+    "PROXY_CA_CERTIFICATE",
+    "PROXY_EXCLUDES",
+    "PROXY_URL",
+    "TIMEOUT",
+    "USER_AGENT",
+)
 CLIENT_OPTIONS: dict[str, Any] = {"connect_timeout": "5s", "timeout": "30s"}
 RETRY_CONFIG: dict[str, Any] = {
     "max_retries": 5,
@@ -124,7 +134,7 @@ class ObjectStorage:
             ValueError: obstore does not take the address or the options.
         """
         given = dict(options or {})
-        given["client_options"] = CLIENT_OPTIONS | dict(given.get("client_options") or {})
+        given["client_options"] = CLIENT_OPTIONS | _client_environment() | dict(given.get("client_options") or {})
         given["retry_config"] = RETRY_CONFIG | dict(given.get("retry_config") or {})
         try:
             store = from_url(url, **given)
@@ -384,6 +394,17 @@ _ASYNC_ANSWERS: dict[type, Callable[[ObjectStorage, Any], Awaitable[Any]]] = {
     FinishUpload: ObjectStorage._afinish_upload,
     AbortUpload: ObjectStorage._aabort_upload,
 }
+
+
+def _client_environment() -> dict[str, Any]:
+    """The options of the HTTP client that the environment sets: obstore forgets them where it is given any."""
+    found: dict[str, Any] = {}
+    for name in _CLIENT_VARIABLES:
+        for prefix in ("AWS_", "GOOGLE_", "AZURE_"):
+            value = os.environ.get(prefix + name)
+            if value is not None:
+                found[name.lower()] = value.strip().lower() in ("1", "true", "yes", "on") if "ALLOW" in name else value
+    return found
 
 
 class _Aborted(Exception):
