@@ -133,7 +133,7 @@ Record = Checkpoint | Writes | Blob
 
 
 def version_key(version: Version) -> str:
-    """One text for each version that Python's `==` tells apart (`1 == 1.0 == True`); texts sort as versions rise.
+    """One text for each version that Python's `==` tells apart (`1 == 1.0 == True`).
 
     Example:
         >>> version_key("7"), version_key(7) == version_key(7.0), version_key(0.5)
