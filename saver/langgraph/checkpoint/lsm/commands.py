@@ -1,0 +1,517 @@
+"""The commands of `langgraph-lsm`.
+
+Rules of this module:
+
+- Words in, words out: what is to be done is `jobs`' and the engine's business.
+- What was asked for goes to the standard output; progress, failures and errors to the standard error. A terminal gets a
+  progress bar, anything else plain lines.
+- Exit codes: 0 all is done, 1 something failed (and all else was done), 2 the command was called wrongly.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from datetime import timedelta
+from importlib import import_module
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, TypeVar
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from langgraph.checkpoint.lsm import settings
+from langgraph.checkpoint.lsm.jobs import Store, compact_store
+from lsm.errors import LSMError
+from lsm.stats import Stats, store_stats, thread_stats
+from lsm.sweep import Outcome, Summary
+from lsm.verify import Report, StoreReport, verify_store
+
+T = TypeVar("T")
+
+_EVERY = 10.0
+"""Seconds between two plain lines of progress."""
+
+app = typer.Typer(
+    name="langgraph-lsm",
+    help="Look after a store of LangGraph checkpoints. URL is its address: file:///directory, s3://bucket/prefix, "
+    "gs://bucket/prefix or az://container/prefix. Credentials come from the environment, as obstore takes them "
+    "(AWS_ACCESS_KEY_ID, AWS_REGION, AWS_ENDPOINT_URL, ...), or from --store-option.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _said(parse: Callable[[str], T]) -> Callable[[Any], T]:
+    """A parser of `settings` for typer: what it refuses is a usage error."""
+
+    def parsed(value: Any) -> T:
+        try:
+            return parse(value) if isinstance(value, str) else value
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from error
+
+    return parsed
+
+
+Url = Annotated[str, typer.Argument(metavar="URL", help="The store.", show_default=False)]
+StoreOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--store-option",
+        metavar="KEY=VALUE",
+        help="An option of the object store, as obstore takes it. May be repeated; client_options.KEY=VALUE for those "
+        "of the connection.",
+    ),
+]
+RetentionFile = Annotated[
+    Path | None,
+    typer.Option("--retention", metavar="FILE", help="A TOML file with max_age, max_checkpoints and idle."),
+]
+MaxAge = Annotated[
+    timedelta | None,
+    typer.Option(parser=_said(settings.duration), metavar="TIME", help="Checkpoints put longer ago expire (30d)."),
+]
+MaxCheckpoints = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="Of every namespace, all but the last N checkpoints expire.")
+]
+Idle = Annotated[
+    timedelta | None,
+    typer.Option(
+        parser=_said(settings.duration), metavar="TIME", help="Threads not written to for so long are removed."
+    ),
+]
+Grace = Annotated[
+    timedelta,
+    typer.Option(parser=_said(settings.duration), metavar="TIME", help="How old garbage must be to be removed."),
+]
+Threads = Annotated[str | None, typer.Option(metavar="GLOB", help="Only threads whose id matches, as in 'user-*'.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Change nothing; say what would be done.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON at the end.")]
+Concurrency = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="N",
+        help="How many threads at once; on files, in how many processes. By default 4, and on files 1.",
+    ),
+]
+Shard = Annotated[str, typer.Option(metavar="I/N", help="Only this part of the store: 0/N to N-1/N are all of it.")]
+MaxTime = Annotated[
+    timedelta | None,
+    typer.Option(
+        parser=_said(settings.duration), metavar="TIME", help="Begin no thread after so long; the next run goes on."
+    ),
+]
+Dask = Annotated[
+    str | None,
+    typer.Option(metavar="ADDRESS", help="Do it on a Dask cluster: a scheduler's address, or 'local' for one here."),
+]
+
+
+@app.callback()
+def _begin(
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what the engine does.")] = False,
+) -> None:
+    logging.basicConfig(level=logging.DEBUG if verbose else logging.WARNING, format="%(levelname)s %(message)s")
+    _quiet(logging.getLogger("asyncio"))
+
+
+@app.command()
+def compact(
+    url: Url,
+    threads: Threads = None,
+    dry_run: DryRun = False,
+    concurrency: Concurrency = None,
+    shard: Shard = "0/1",
+    max_time: MaxTime = None,
+    grace: Grace = "1h",  # type: ignore[assignment]
+    retention: RetentionFile = None,
+    max_age: MaxAge = None,
+    max_checkpoints: MaxCheckpoints = None,
+    idle: Idle = None,
+    dask: Dask = None,
+    as_json: Json = False,
+    store_option: StoreOption = None,
+) -> None:
+    """Bring all threads into shape: merge segments, remove what has expired, then what is garbage.
+
+    Threads that have not changed since they were last found in shape are passed by without being read.
+    """
+    with _refusing():
+        kept = settings.retention(retention, max_age, max_checkpoints, idle)
+        options = settings.store_options(store_option or ())
+        if url.startswith("memory:"):
+            raise ValueError("memory:// lies in the process that made it: use compact_store there")
+        with ExitStack() as stack:
+            executor = stack.enter_context(_executor(url, concurrency, dask))
+            progress = stack.enter_context(_progress("threads"))
+            summary = compact_store(
+                url,
+                store_options=options,
+                retention=kept,
+                threads=threads,
+                shard=settings.shard(shard),
+                grace=grace,
+                max_time=max_time,
+                dry_run=dry_run,
+                concurrency=None if executor else concurrency,
+                executor=executor,
+                progress=lambda outcome, total: progress(total, _failure(outcome)),
+            )
+    _say_summary(summary, dry_run, as_json)
+    _end(summary.failures)
+
+
+@app.command()
+def expire(
+    url: Url,
+    retention: RetentionFile = None,
+    max_age: MaxAge = None,
+    max_checkpoints: MaxCheckpoints = None,
+    idle: Idle = None,
+    threads: Threads = None,
+    dry_run: DryRun = False,
+    concurrency: Concurrency = None,
+    shard: Shard = "0/1",
+    max_time: MaxTime = None,
+    grace: Grace = "1h",  # type: ignore[assignment]
+    as_json: Json = False,
+    store_option: StoreOption = None,
+) -> None:
+    """Remove what has expired: `compact`, of which a retention must be given."""
+    if retention is None and max_age is None and max_checkpoints is None and idle is None:
+        raise typer.BadParameter("say what expires: --retention FILE, --max-age, --max-checkpoints or --idle")
+    compact(
+        url,
+        retention=retention,
+        max_age=max_age,
+        max_checkpoints=max_checkpoints,
+        idle=idle,
+        threads=threads,
+        dry_run=dry_run,
+        concurrency=concurrency,
+        shard=shard,
+        max_time=max_time,
+        grace=grace,
+        as_json=as_json,
+        store_option=store_option,
+    )
+
+
+@app.command()
+def prune(
+    url: Url,
+    thread_ids: Annotated[list[str], typer.Argument(metavar="THREAD...", help="The threads.", show_default=False)],
+    strategy: Annotated[
+        str, typer.Option(help="keep_latest: only the latest checkpoint of each namespace stays; delete: none.")
+    ] = "keep_latest",
+    store_option: StoreOption = None,
+) -> None:
+    """Reduce threads to what is needed to go on, or remove them."""
+    if strategy not in ("keep_latest", "delete"):
+        raise typer.BadParameter(f"there is no strategy {strategy!r}: keep_latest or delete")
+    with _store(url, store_option) as store:
+        engine = store.engine
+        remove = engine.delete_all if strategy == "delete" else engine.prune
+        _each_thread(thread_ids, lambda thread_id: store.run(remove([thread_id])))
+
+
+@app.command()
+def delete(
+    url: Url,
+    thread_ids: Annotated[list[str], typer.Argument(metavar="THREAD...", help="The threads.", show_default=False)],
+    store_option: StoreOption = None,
+) -> None:
+    """Remove threads, with all of their objects."""
+    with _store(url, store_option) as store:
+        _each_thread(thread_ids, lambda thread_id: store.run(store.engine.delete(thread_id)))
+
+
+@app.command()
+def gc(
+    url: Url,
+    grace: Grace = "1h",  # type: ignore[assignment]
+    dry_run: DryRun = False,
+    as_json: Json = False,
+    store_option: StoreOption = None,
+) -> None:
+    """Remove what no thread refers to, in the whole store: also what `compact` does not look at, as the objects of
+    threads whose deletion was interrupted."""
+    failures: dict[str, str] = {}
+    with _store(url, store_option) as store:
+        failed: Callable[[str, LSMError], None] = lambda key, error: failures.update({key: str(error)})  # noqa: E731
+        freed = store.run(store.engine.collect(grace.total_seconds(), dry_run, failed))
+    if as_json:
+        found = {"freed_objects": freed.objects, "freed_bytes": freed.bytes, "failures": failures}
+        typer.echo(json.dumps(found))
+    else:
+        verb = "would be" if dry_run else "were"
+        typer.echo(f"{freed.objects:,} objects of {_size(freed.bytes)} {verb} removed")
+    _say_failures(failures)
+    _end(failures)
+
+
+@app.command()
+def verify(
+    url: Url,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Drop what a crash left at the end of manifests. Nothing else is changed.")
+    ] = False,
+    concurrency: Concurrency = None,
+    as_json: Json = False,
+    store_option: StoreOption = None,
+) -> None:
+    """Read and check every byte: checksums, references, values, the chains of delta channels; and what is orphaned."""
+    with _store(url, store_option) as store, _progress("threads") as progress:
+
+        def each(report: Report) -> None:
+            progress(None, f"{report.thread_id}: {report.problems[0]}" if report.problems else None)
+
+        found = store.run(verify_store(store.engine.process, each, repair, concurrency or 4))
+    if as_json:
+        typer.echo(json.dumps(asdict(found)))
+    else:
+        _say_report(found, repair)
+    _end(found.problems)
+
+
+@app.command()
+def stats(
+    url: Url,
+    thread_id: Annotated[
+        str | None, typer.Argument(metavar="[THREAD]", help="Only this thread.", show_default=False)
+    ] = None,
+    as_json: Json = False,
+    store_option: StoreOption = None,
+) -> None:
+    """Threads, checkpoints, bytes that are needed and that are not, segments, amplification: of a store or a thread."""
+    with _store(url, store_option) as store:
+        process = store.engine.process
+        if thread_id is not None:
+            found = store.run(thread_stats(process, process.thread(thread_id)))
+            if not found.threads:
+                raise _Failed(f"{store.storage.url}: there is no thread {thread_id!r}")
+        else:
+            found = store.run(store_stats(process))
+    _say_stats(found, as_json)
+    _end(found.failures)
+
+
+# Running.
+
+
+class _Failed(LSMError):
+    """What the user must be told, and no more can be done."""
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """Errors as a user wants to read them, with the exit code that they have."""
+    try:
+        yield
+    except LSMError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from error
+    except (ValueError, TypeError) as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+@contextmanager
+def _store(url: str, store_option: list[str] | None) -> Iterator[Store]:
+    with _refusing(), Store(url, settings.store_options(store_option or ())) as store:
+        store.expect()
+        yield store
+
+
+@contextmanager
+def _executor(url: str, concurrency: int | None, dask: Any) -> Iterator[Executor | Any]:
+    """Where the work is done; `None` for here."""
+    if dask is not None:
+        try:
+            distributed: Any = import_module("distributed")
+        except ImportError:
+            _refuse("--dask needs the extra [dask]: pip install 'langgraph-checkpoint-lsm[dask]'")
+        _quiet(logging.getLogger("distributed"))
+        with ExitStack() as stack:
+            if dask == "local":
+                dask = stack.enter_context(
+                    distributed.LocalCluster(
+                        n_workers=concurrency,
+                        threads_per_worker=1,
+                        dashboard_address=":0",
+                        silence_logs=logging.WARNING,
+                    )
+                )
+            yield stack.enter_context(distributed.Client(dask))
+    elif url.startswith("file:") and (concurrency or 1) > 1:
+        # Rewriting local files keeps a core busy. Spawned, since this process has threads already.
+        with ProcessPoolExecutor(concurrency, get_context("spawn")) as pool:
+            yield pool
+    else:
+        yield None
+
+
+def _quiet(logger: logging.Logger) -> None:
+    """Have a library that sets levels of its own for its loggers say no more than others do."""
+    level = logging.getLogger().getEffectiveLevel()
+    for name in [logger.name, *(each for each in logging.Logger.manager.loggerDict if each.startswith(logger.name))]:
+        logging.getLogger(name).setLevel(max(level, logging.INFO))
+
+
+def _refuse(message: str) -> NoReturn:
+    typer.echo(f"error: {message}", err=True)
+    raise typer.Exit(2)
+
+
+def _each_thread(thread_ids: list[str], do: Callable[[str], None]) -> None:
+    failures: dict[str, str] = {}
+    for thread_id in thread_ids:
+        try:
+            do(thread_id)
+        except LSMError as error:
+            failures[thread_id] = str(error)
+    _say_failures(failures)
+    _end(failures)
+
+
+def _end(failures: Any) -> None:
+    if failures:
+        raise typer.Exit(1)
+
+
+# Saying.
+
+
+class _Rate(ProgressColumn):
+    """Threads a second."""
+
+    def render(self, task: Task) -> Text:
+        return Text(f"{task.speed or 0:.1f}/s")
+
+
+@contextmanager
+def _progress(what: str) -> Iterator[Callable[[int | None, str | None], None]]:
+    """What is told of each thing that is done: how many there are, if that is known, and what went wrong."""
+    console = Console(stderr=True)
+    begun = last = time.monotonic()
+    done = 0
+
+    def line(total: int | None, failure: str | None) -> None:
+        nonlocal done, last
+        done += 1
+        if failure is not None:
+            typer.echo(f"failed: {failure}", err=True)
+        now = time.monotonic()
+        if now - last >= _EVERY:
+            last = now
+            rate = done / (now - begun)
+            left = f" of {total:,}, about {timedelta(seconds=int((total - done) / rate))} left" if total else ""
+            typer.echo(f"{done:,} {what}{left}, {rate:.1f}/s", err=True)
+
+    if not console.is_terminal:
+        yield line
+        return
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), _Rate(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(what, total=None)
+
+        def move(total: int | None, failure: str | None) -> None:
+            if failure is not None:
+                bar.console.print(f"failed: {failure}", markup=False, highlight=False)
+            bar.update(task, advance=1, total=total)
+
+        yield move
+
+
+def _failure(outcome: Outcome) -> str | None:
+    return None if outcome.failure is None else f"{outcome.thread_id or outcome.key}: {outcome.failure}"
+
+
+def _say_failures(failures: dict[str, str]) -> None:
+    for name, failure in failures.items():
+        typer.echo(f"failed: {name}: {failure}", err=True)
+
+
+def _say_summary(summary: Summary, dry_run: bool, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps({**asdict(summary), "dry_run": dry_run}))
+        return
+    would = "would be " if dry_run else ""
+    typer.echo(
+        f"{summary.threads:,} threads, of which {summary.unchanged:,} were in shape and {summary.looked_at:,} looked "
+        f"at in {summary.seconds:.1f} s"
+    )
+    typer.echo(f"{summary.merged:,} segments of {_size(summary.rewritten_bytes)} {would}merged")
+    typer.echo(f"{summary.expired:,} checkpoints {would}expired, {summary.removed:,} idle threads {would}removed")
+    typer.echo(f"{summary.freed_objects:,} objects of {_size(summary.freed_bytes)} {would}collected")
+    if summary.left:
+        typer.echo(f"{summary.left:,} threads left for the next run")
+    if summary.failures:
+        typer.echo(f"{len(summary.failures):,} threads failed: {', '.join(map(repr, summary.failures))}")
+
+
+def _say_report(found: StoreReport, repair: bool) -> None:
+    for name, problems in found.problems.items():
+        for problem in problems:
+            typer.echo(f"problem: {name}: {problem}")
+    typer.echo(
+        f"{found.threads:,} threads with {found.checkpoints:,} checkpoints in {found.segments:,} segments, "
+        f"{_size(found.bytes)}: {f'{len(found.problems):,} are damaged' if found.problems else 'all whole'}"
+    )
+    if found.torn:
+        rest = f", {found.repaired:,} of them repaired" if repair else "; the next write to each drops it"
+        typer.echo(f"{found.torn:,} manifests end in what a crash left behind{rest}")
+    garbage = found.garbage
+    typer.echo(f"{garbage.objects:,} objects of {_size(garbage.bytes)} are referred to by nothing")
+
+
+def _say_stats(found: Stats, as_json: bool) -> None:
+    numbers = {
+        **asdict(found),
+        "stored_bytes": found.stored_bytes,
+        "space_amplification": round(found.space_amplification, 3),
+        "write_amplification": round(found.write_amplification, 3),
+    }
+    if as_json:
+        typer.echo(json.dumps(numbers))
+        return
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column()
+    table.add_column(justify="right")
+    for name in ("threads", "checkpoints"):
+        table.add_row(name, f"{numbers[name]:,}")
+    for name in ("stored", "live", "dead", "manifest", "garbage"):
+        table.add_row(f"{name} bytes", _size(numbers[f"{name}_bytes"]))
+    for name, count in sorted(found.segments.items()):
+        table.add_row(f"segments, {name}", f"{count:,}")
+    table.add_row("space amplification", f"{found.space_amplification:.2f}")
+    table.add_row("write amplification, about", f"{found.write_amplification:.2f}")
+    Console().print(table)
+    _say_failures(found.failures)
+
+
+def _size(count: float) -> str:
+    """A number of bytes, as people read it.
+
+    Example:
+        >>> _size(999), _size(1536), _size(3 << 30)
+        ('999 B', '1.5 KiB', '3.0 GiB')
+    """
+    if count < 1024:
+        return f"{count:,} B"
+    for unit in ("KiB", "MiB", "GiB"):
+        count /= 1024
+        if count < 1024:
+            return f"{count:.1f} {unit}"
+    return f"{count / 1024:,.1f} TiB"

@@ -1,0 +1,221 @@
+"""Whole stores at a time, from Python: what a scheduled job does.
+
+Rules of this module:
+
+- It opens stores, and decides where the work on each thread runs: here, on an executor, or on a Dask cluster. What is
+  done to a thread is the engine's (`lsm.sweep`).
+- A task is one thread. It is idempotent, so that it may be retried, and carries no more than an address.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable, Mapping
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
+from datetime import timedelta
+from functools import lru_cache
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from lsm.drive import Runtime
+from lsm.engine import Engine
+from lsm.errors import NotFound
+from lsm.format.envelope import Compression
+from lsm.format.names import ROOT_KEY
+from lsm.retention import Retention
+from lsm.steps import Get, Steps
+from lsm.storage import open_storage
+from lsm.sweep import Options, Outcome, Summary, Sweep, failed, sweep, tend
+
+T = TypeVar("T")
+
+_CACHE = 64 << 20
+_WIDTH = 4
+_TASKS = 256
+_RETRIES = 3
+
+Progress = Callable[[Outcome, int], None]
+"""Told what was done for each thread, and how many threads there are to do in all."""
+
+
+class Store:
+    """A store, opened for work on whole threads. A context manager.
+
+    Args:
+        url: The address, as `LSMSaver.from_conn_string` takes it.
+        store_options: As there.
+        retention: What expires.
+        compression: How new blocks are compressed.
+
+    Raises:
+        ValueError: If the address or the options make no sense.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        store_options: Mapping[str, Any] | None = None,
+        retention: Retention | None = None,
+        compression: Compression = "zstd",
+    ):
+        self.storage = open_storage(url, store_options=store_options)
+        self.runtime = Runtime(self.storage)
+        self.engine = Engine(
+            self.storage.url,
+            self.storage.appends,
+            os.urandom,
+            compression=compression,
+            cache_bytes=_CACHE,
+            retention=retention,
+        )
+
+    def run(self, steps: Steps[T]) -> T:
+        """Run steps to their end; their requests side by side, where the store is remote."""
+        return self.runtime.run(steps) if self.storage.local else self.runtime.submit(steps).result()
+
+    def expect(self) -> None:
+        """See that there is a store.
+
+        Raises:
+            lsm.errors.NotFound: If nothing was ever written there.
+        """
+        if self.runtime.run(_get(ROOT_KEY)) is None:
+            raise NotFound(
+                f"{self.storage.url}: there is no store here: {ROOT_KEY} is missing, which the first write makes. "
+                "Check the address.",
+                ROOT_KEY,
+            )
+
+    def close(self) -> None:
+        """Let go of connections."""
+        self.runtime.close()
+        self.storage.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _get(key: str) -> Steps[Any]:
+    return (yield Get(key))
+
+
+def compact_store(
+    url: str,
+    *,
+    store_options: Mapping[str, Any] | None = None,
+    retention: Retention | None = None,
+    compression: Compression = "zstd",
+    threads: str | None = None,
+    shard: tuple[int, int] = (0, 1),
+    grace: timedelta = timedelta(hours=1),
+    max_time: timedelta | None = None,
+    dry_run: bool = False,
+    concurrency: int | None = None,
+    executor: Executor | Any = None,
+    progress: Progress | None = None,
+) -> Summary:
+    """Bring all threads of a store into shape: merge segments, remove what has expired, then what is garbage.
+
+    Threads that have not changed since they were last found in shape are passed by without a request of their own.
+    Writers, readers and other compactions of the same store may go on meanwhile.
+
+    Args:
+        url: The store, as `LSMSaver.from_conn_string` takes it.
+        store_options: As there.
+        retention: What expires; nothing, if left out.
+        compression: How what is rewritten is compressed.
+        threads: Only threads whose id matches this pattern, as in `"user-*"`.
+        shard: Of how many jobs that share the store this is which one, as (number from 0, count).
+        grace: How old garbage must be.
+        max_time: Begin no thread after so long; the next call goes on with those that are left.
+        dry_run: Change nothing, and say what would be done.
+        concurrency: How many threads at once; 4 (with an executor: 256 tasks) if left out.
+        executor: Where to do it: any `concurrent.futures.Executor`, or a Dask `Client`; here, if left out. Processes
+            that work on an object store must be spawned, not forked.
+        progress: Told what was done for each thread, and how many there are to do in all.
+
+    Returns:
+        What was done, with the threads that failed by name: these do not stop the others.
+
+    Raises:
+        ValueError: If an argument makes no sense.
+        lsm.errors.NotFound: If there is no store.
+        lsm.errors.StorageError: If it cannot be listed.
+
+    Example:
+        >>> from langgraph.checkpoint.base import empty_checkpoint
+        >>> from langgraph.checkpoint.lsm import LSMSaver
+        >>> saver = LSMSaver.from_conn_string("memory://jobs")
+        >>> at = {"configurable": {"thread_id": "1", "checkpoint_ns": ""}}
+        >>> _ = saver.put(at, empty_checkpoint(), {"source": "input", "step": -1}, {})
+        >>> compact_store("memory://jobs").looked_at, compact_store("memory://jobs").looked_at
+        (1, 0)
+    """
+    if concurrency is not None and concurrency < 1:
+        raise ValueError(f"concurrency must be at least 1, not {concurrency!r}")
+    options = Options(
+        shard, threads, grace.total_seconds(), dry_run, max_time.total_seconds() if max_time is not None else None
+    )
+    if executor is not None and not isinstance(executor, ThreadPoolExecutor) and url.startswith("memory:"):
+        raise ValueError(f"{url!r} is in the memory of this process, where no other process can work on it")
+    with Store(url, store_options, retention, compression) as store:
+        store.expect()
+        if executor is None:
+            return store.run(sweep(store.engine, options, concurrency or _WIDTH, progress))
+        if not isinstance(executor, Executor):  # a Dask client: its futures would not be those of the library
+            executor = executor.get_executor(pure=False, retries=_RETRIES)
+        task = pickle.dumps((url, dict(store_options or {}) or None, retention, compression))
+        return _distribute(store, options, executor, task, concurrency or _TASKS, progress)
+
+
+def _distribute(
+    store: Store, options: Options, executor: Executor, task: bytes, width: int, progress: Progress | None
+) -> Summary:
+    """Sweep a store with tasks on an executor, of which it has `width` at a time."""
+    one = Sweep(options, store.engine.retention)
+    keys = store.run(one.plan())
+    under_way: dict[Future[Outcome], str] = {}
+
+    def settle(outcome: Outcome) -> None:
+        one.settle(outcome)
+        if progress is not None:
+            progress(outcome, len(keys))
+
+    def settle_some() -> None:
+        for future in wait(under_way, return_when=FIRST_COMPLETED).done:
+            key, error = under_way.pop(future), future.exception()
+            settle(failed(key, error) if error is not None else future.result())
+
+    try:
+        for key in keys:
+            if len(under_way) >= width:
+                settle_some()
+            if store.run(one.has_time()):
+                try:
+                    under_way[executor.submit(_tend_at, task, key, options)] = key
+                except RuntimeError as error:  # its processes have died
+                    settle(failed(key, error))
+        while under_way:
+            settle_some()
+    finally:
+        for future in under_way:
+            future.cancel()
+    return store.run(one.close())
+
+
+def _tend_at(task: bytes, key: str, options: Options) -> Outcome:
+    """One task, wherever it runs."""
+    store = _opened(task)
+    return store.run(tend(store.engine, key, options))
+
+
+@lru_cache(maxsize=4)
+def _opened(task: bytes) -> Store:
+    """The store of some tasks, once for each process that works on them."""
+    return Store(*pickle.loads(task))
