@@ -6,18 +6,24 @@ Rules of this module:
   replaced longer ago than the grace period, anything else once it was written longer ago than that.
 - A thread's manifest is read after its objects were listed: what was listed and is not named was not being committed
   by the writer whose manifest was read, unless it is younger than the grace.
+- A write may be under way for longer than the grace (a machine that slept). So before anything is removed that was
+  never named, the manifest is changed: a write that is still to come, and would name it, then fails its condition.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from lsm.errors import CorruptionError, LSMError
+from lsm.errors import Conflict, CorruptionError, LSMError, Throttled, Unavailable
+from lsm.flush import rebased
 from lsm.format.names import MANIFESTS, SEGMENTS, manifest_key, segments_prefix, thread_id_of
 from lsm.process import Process, Thread, refresh
-from lsm.steps import Delete, Entry, Get, List, Now, Steps
+from lsm.steps import Delete, Entry, Get, List, Now, PutIf, Steps
 from lsm.view import View, open_view
+
+logger = logging.getLogger("lsm")
 
 _STRAYS = ("tmp/", "probe/")
 
@@ -62,7 +68,7 @@ def collect_thread(process: Process, thread: Thread, grace: float, dry_run: bool
     """
     entries = yield from list_all(segments_prefix(thread.id))
     view = yield from refresh(process, thread)
-    return (yield from _remove(entries, view, grace, dry_run))
+    return (yield from _remove(process, entries, view, grace, dry_run))
 
 
 def collect(
@@ -95,9 +101,9 @@ def collect(
                 raise
             failed(manifest, error)
             continue
-        total.add((yield from _remove(entries, view, grace, dry_run)))
+        total.add((yield from _remove(process, entries, view, grace, dry_run)))
     for prefix in _STRAYS:
-        total.add((yield from _remove((yield from list_all(prefix)), None, grace, dry_run)))
+        total.add((yield from _remove(process, (yield from list_all(prefix)), None, grace, dry_run)))
     return total
 
 
@@ -115,7 +121,9 @@ def _view_of(process: Process, manifest: str) -> Steps[View | None]:
     return view
 
 
-def _remove(entries: Sequence[Entry], view: View | None, grace: float, dry_run: bool) -> Steps[Collected]:
+def _remove(
+    process: Process, entries: Sequence[Entry], view: View | None, grace: float, dry_run: bool
+) -> Steps[Collected]:
     now = yield Now()
     named = {info.ulid for info in view.segments()} if view is not None else set()
     retired = dict(view.header.retired) if view is not None else {}
@@ -129,9 +137,27 @@ def _remove(entries: Sequence[Entry], view: View | None, grace: float, dry_run: 
             garbage.append(entry)
         else:
             ripe = max(ripe, since + grace)
+    orphans = [name for entry in garbage if (name := entry.key.rsplit("/", 1)[-1]) not in retired]
+    if view is not None and orphans and not dry_run and not (yield from _fence(process, view, orphans[-1], now)):
+        garbage = [entry for entry in garbage if entry.key.rsplit("/", 1)[-1] in retired]  # the others another time
     if not dry_run:
         yield from delete_all([entry.key for entry in garbage])
     return Collected(len(garbage), sum(entry.size for entry in garbage), ripe)
+
+
+def _fence(process: Process, view: View, orphan: str, now: float) -> Steps[bool]:
+    """Change a manifest, so that no write that was made for it as it is can succeed any more: an orphan is entered as
+    replaced. Answers whether that succeeded for sure; else there is always another time."""
+    header = replace(view.header, retired=(*view.header.retired, (orphan, int(now))))
+    frames = view.tail.frames[: view.count]
+    after = rebased(view, header, process.compression, frames, header.seq)
+    try:
+        yield PutIf(view.key, b"".join((after.header_bytes, *(raw for _, raw in frames))), view.tag)
+    except (Conflict, Throttled, Unavailable):
+        return False
+    if view.torn:
+        logger.warning("%s ended within a commit, torn by a crash or damaged: the end is cut off", view.key)
+    return True
 
 
 def delete_all(keys: Sequence[str]) -> Steps[None]:
