@@ -19,7 +19,7 @@ from lsm.format.segment import Run, SegmentInfo, above
 from lsm.process import Process, Thread
 from lsm.read import Gathering, Item, Materials, PendingWrite, by_id, latest, load_runs, settled
 from lsm.steps import Steps
-from lsm.view import View
+from lsm.view import BlobKey, View
 
 
 @dataclass(slots=True)
@@ -59,15 +59,20 @@ def history(
         return {channel: ChannelHistory() for channel in channels}
     ancestors = _Ancestors(process, thread, view, namespace)
     materials = Materials(process, thread, view)
-    walks = yield from walk(ancestors, materials, target.checkpoint, channels)
-    places: list[Place] = []
-    for channel, found in walks.items():
-        calls = [call for item in found.chain for call in item.writes]
-        wanted = [call.value for call in calls if any(name == channel for _, name in call.entries)]
-        places += [value for value in wanted if isinstance(value, Place)]
-        if found.seed is not None:
-            places += materials.places((namespace, channel, version_key(found.seed.versions[channel])))
-    yield from materials.collect(places)
+    while True:
+        walks = yield from walk(ancestors, materials, target.checkpoint, channels)
+        places: list[Place] = []
+        seeds: list[BlobKey] = []
+        for channel, found in walks.items():
+            calls = [call for item in found.chain for call in item.writes]
+            wanted = [call.value for call in calls if any(name == channel for _, name in call.entries)]
+            places += [value for value in wanted if isinstance(value, Place)]
+            if found.seed is not None:
+                seeds.append((namespace, channel, version_key(found.seed.versions[channel])))
+        places += [place for key in seeds for place in materials.places(key)]
+        yield from materials.collect(places)
+        if all(materials.pieces[key] for key in seeds):
+            break  # else a hint was wrong: that seed has been replaced by no value, and the walk goes on from there
     answer = {}
     for channel, found in walks.items():
         entry = ChannelHistory()

@@ -4,14 +4,14 @@ Rules of this module:
 
 - Every operation works on one view of the manifest, and in as few rounds as the view allows: one for the manifest, one
   for pages of indexes (none where the view knows), one for the data of all that was found.
-- The newest record of a key is the truth. A checkpoint's table is a hint: it is followed while its segments are there
-  and nothing newer can have replaced the value, else the blob is looked up by its key.
+- The newest record of a key is the truth. A checkpoint's table is a hint: it is followed while its segments are there.
+  Where something newer may have replaced the value, the indexes that tell are read beside the data.
 - Bytes that fail their checksum are an error, also where something else could have answered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -38,7 +38,7 @@ from lsm.format.records import (
 )
 from lsm.format.segment import Key, Page, Run, SegmentInfo, above, guest_term, open_run
 from lsm.process import Known, Process, Thread, missing, refresh
-from lsm.steps import All, GetRanges, Steps
+from lsm.steps import All, GetRanges, Steps, results
 from lsm.view import BlobKey, CheckpointKey, View
 
 T = TypeVar("T")
@@ -386,20 +386,23 @@ class Materials:
         self.pieces: dict[BlobKey, Pieces] = {}
         self._blocks: dict[tuple[int, int], bytes] = {}
         self._known: dict[BlobKey, Known] = {}
+        self._doubts: dict[BlobKey, tuple[int, list[SegmentInfo]]] = {}
 
     def settle(self, wanted: Iterable[tuple[Checkpoint, Sequence[str]]]) -> Steps[None]:
-        """Find out where the values of channels are."""
+        """Find out where the values of channels are. Hints that are in doubt stay so until `collect`."""
         unknown = set()
         for checkpoint, channels in wanted:
             for channel in channels:
                 key = checkpoint.namespace, channel, version_key(checkpoint.versions[channel])
                 if key in self.pieces:
                     continue
-                pieces = self.view.pieces(checkpoint, channel)
-                if pieces is None:
+                pieces, doubts = self.view.hint(checkpoint, channel)
+                if pieces is None or (doubts and not pieces):
                     unknown.add(key)
-                else:
-                    self.pieces[key] = pieces
+                    continue
+                self.pieces[key] = pieces
+                if doubts:
+                    self._doubts[key] = checkpoint.seq, doubts
         if unknown:
             yield from self.look_up(unknown)
 
@@ -408,7 +411,7 @@ class Materials:
         blobs: dict[BlobKey, list[Blob]] = {}
         wanted = set(keys)
         while wanted:
-            yield from self._find_blobs(wanted, blobs)
+            yield from self._find_blobs(dict.fromkeys(wanted, self.view.segments()), blobs)
             wanted = {
                 base
                 for found in list(blobs.values())
@@ -423,15 +426,17 @@ class Materials:
         keys = set(keys)
         yield from self.look_up(keys)
         found: dict[BlobKey, list[Blob]] = {}
-        yield from self._find_blobs(keys, found)
+        yield from self._find_blobs(dict.fromkeys(keys, self.view.segments()), found)
         return {key: replace(blobs[-1], base=self.pieces[key][:-1]) for key, blobs in found.items() if blobs}
 
-    def _find_blobs(self, keys: set[BlobKey], blobs: dict[BlobKey, list[Blob]]) -> Steps[None]:
-        """Add all records of some keys, in order of commit."""
+    def _find_blobs(
+        self, keys: Mapping[BlobKey, Sequence[SegmentInfo]], blobs: dict[BlobKey, list[Blob]]
+    ) -> Steps[None]:
+        """Add all records of some keys that are at hand or in some segments, in order of commit."""
         wanted = [
             (info, run, key)
-            for key in sorted(keys)
-            for info in self.view.segments()
+            for key, infos in sorted(keys.items(), key=lambda each: each[0])
+            for info in infos
             for run in info.blob_index.covering(key, key)
         ]
         runs = list(dict.fromkeys((info, run) for info, run, _ in wanted))
@@ -472,7 +477,30 @@ class Materials:
         return (*pieces, blob.value if isinstance(blob.value, Place) else blob)
 
     def collect(self, places: Iterable[Place]) -> Steps[None]:
-        """Read the blocks of some places, in one round for all that are not cached."""
+        """Read the blocks of some places, in one round for all that are not cached; hints in doubt are checked beside.
+        What takes the place of one that was wrong takes another round."""
+        doubts, self._doubts = self._doubts, {}
+        if not doubts:
+            yield from self._read(places)
+            return
+        _, replaced = results((yield All([self._read(places), self._check(doubts)])))
+        yield from self._read([place for key in replaced for place in self.places(key)])
+
+    def _check(self, doubts: Mapping[BlobKey, tuple[int, list[SegmentInfo]]]) -> Steps[list[BlobKey]]:
+        """Put what is newer in the place of hints. Returns the keys for which there was something."""
+        blobs: dict[BlobKey, list[Blob]] = {}
+        yield from self._find_blobs({key: infos for key, (_, infos) in doubts.items()}, blobs)
+        replaced = [key for key, (seq, _) in doubts.items() if blobs[key] and blobs[key][-1].seq > seq]
+        moved = [key for key in replaced if self._base(blobs[key][-1]) is not None]
+        for key in replaced:
+            self._known.pop(key, None)
+            if key not in moved:
+                self.pieces[key] = self._chain(key, blobs)
+        if moved:
+            yield from self.look_up(moved)
+        return replaced
+
+    def _read(self, places: Iterable[Place]) -> Steps[None]:
         lacking: dict[int, dict[int, int]] = {}
         for place in places:
             at = place.segment, place.offset
@@ -567,7 +595,7 @@ def _place_of(piece: Piece) -> Place | None:
 
 
 def materialise(process: Process, thread: Thread, view: View, items: Sequence[Item]) -> Steps[list[Stored]]:
-    """Items with their values, in one round of data (and one of indexes where hints are stale)."""
+    """Items with their values, in one round of data (and one of indexes where hints lead nowhere)."""
     materials = Materials(process, thread, view)
     yield from materials.settle((item.checkpoint, list(item.checkpoint.versions)) for item in items)
     places: list[Place] = []

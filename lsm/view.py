@@ -265,18 +265,31 @@ class View:
 
     def pieces(self, checkpoint: Checkpoint, channel: str) -> Pieces | None:
         """Where the value of a checkpoint's channel is, or `None` where it must be looked up by its key."""
+        pieces, doubts = self.hint(checkpoint, channel)
+        return None if doubts else pieces
+
+    def hint(self, checkpoint: Checkpoint, channel: str) -> tuple[Pieces | None, list[SegmentInfo]]:
+        """Where the value of a checkpoint's channel is as far as is known, and what may prove that wrong.
+
+        Returns:
+            The pieces, or `None`. The segments that have every blob of that key which is newer than the checkpoint:
+            if none of them has one, the pieces are right. Without segments they are right in any case.
+        """
         key = checkpoint.namespace, channel, version_key(checkpoint.versions[channel])
         blob = self.blob(key)
+        doubts: list[SegmentInfo] = []
         if blob is not None:
             pieces = blob.pieces
         else:
+            newer = [info for info in self.tail.overriding if info.top > checkpoint.seq]
+            term = blob_term(*key) if newer else b""
+            doubts = [info for info in newer if has(info.shared, term)]
             # A segment that has the checkpoint itself tells of the blobs in it by the checkpoint's table.
             own = checkpoint.value.segment if isinstance(checkpoint.value, Place) else None
-            newer = [info for info in self.tail.overriding if info.top > checkpoint.seq and info.number != own]
-            if newer and any(has(info.shared, blob_term(*key)) for info in newer):
-                return None
+            if all(info.number == own for info in doubts):
+                doubts = []
             pieces = checkpoint.table.get(channel)
-        return pieces if pieces is not None and self.alive(pieces) else None
+        return (pieces if pieces is not None and self.alive(pieces) else None), doubts
 
     def head_at_hand(self, namespace: str) -> Checkpoint | None:
         """The highest checkpoint of a namespace among those at hand."""
