@@ -53,6 +53,7 @@ _LEAD, _STORED, _LEFT = object(), object(), object()
 _MOST_VALUES = 8 << 20  # in one batch, in bytes
 _MOST_STUBS = 48 << 10
 _LARGEST_STUB = 64 << 10
+_MOST_SEGMENTS = 16  # of large values, in a tail
 _FIRST_PAUSE = 0.02
 _LONGEST_PAUSE = 2.0
 
@@ -337,7 +338,8 @@ def _send(process: Process, thread: Thread, view: View | None, batch: Batch) -> 
     else:
         request = Append(thread.key, () if process.appends else base.parts(), raw, view.tag)
     beside = None
-    if flush is None and view.count and view.tail_size + len(raw) > process.limits.tail:
+    full = view.tail_size + len(raw) > process.limits.tail or len(view.tail.segments) >= _MOST_SEGMENTS
+    if flush is None and view.count and full:
         beside = prepare(view, process.compression, now, process.entropy(6))
     made = [part.made for part in (flush, batch.uploaded if frame is not None and frame.segment else None) if part]
     if made and (yield Now()) - min(made) > process.limits.grace / 2:

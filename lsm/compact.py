@@ -6,7 +6,7 @@ Rules of this module:
   next. What is merged are always the newest segments, back to the oldest of the class, so that a record is copied once
   per class and places only ever point to what is older.
 - Segments of large values are emptied only while they are small beside all others together, or when most of what they
-  hold is garbage.
+  hold is garbage. Eight such are a reason to merge, too: a commit of a large value makes one.
 - Operations with a keep-rule see everything: they flush first and rewrite all segments.
 """
 
@@ -59,9 +59,15 @@ def due(segments: Sequence[SegmentInfo]) -> tuple[SegmentInfo, ...]:
         while chosen + run < len(logs) and size_class(logs[-1 - chosen - run]) <= at_hand:
             run += 1
         if run + (chosen > 0) < FAN_IN:
-            return tuple(logs[len(logs) - chosen :])
+            break
         chosen += run
         at_hand = max(at_hand + 1, _class_of(sum(info.size for info in logs[len(logs) - chosen :])))
+    # Or as many as it takes to merge some small segments of large values.
+    for count in range(max(chosen, 1), len(logs) + 1):
+        if len(drained(segments, logs[-count:])) >= FAN_IN:
+            chosen = count
+            break
+    return tuple(logs[len(logs) - chosen :])
 
 
 def _class_of(size: int) -> int:
@@ -76,9 +82,9 @@ def drained(segments: Sequence[SegmentInfo], inputs: Sequence[SegmentInfo]) -> t
     or mostly garbage."""
     if not inputs:
         return ()
-    oldest = min(info.base for info in inputs)
+    oldest = -1 if len(inputs) == sum(not info.values for info in segments) else min(info.base for info in inputs)
     values = [info for info in segments if info.values]
-    enough = max(_LASTING, sum(info.size for info in values) // 32)
+    enough = max(_LASTING, sum(info.size for info in values) // FAN_IN)
     return tuple(info for info in values if info.base > oldest and (info.size < enough or info.live * 2 < info.raw))
 
 

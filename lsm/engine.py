@@ -197,7 +197,7 @@ class Engine:
             thread.judged = view.header
             if len(view.header.segments) > self.process.limits.directory:
                 try:
-                    yield from compact(self.process, thread, all_logs)
+                    yield from compact(self.process, thread, lambda view: due(view.header.segments) or all_logs(view))
                 except LSMError as error:  # the commit is stored, and that is what its caller asked for
                     logger.warning("thread %r: its segments could not be merged (%s)", thread_id, error)
             elif self.on_due is not None and due(view.header.segments):
