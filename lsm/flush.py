@@ -156,7 +156,7 @@ def landed(flush: Flush, view: View, limits: Limits, compression: Compression, w
         limits,
         compression,
         {*wanted, *_parents(view, old.seq)},
-        _bases(view, old.seq),
+        _bases(view, old),
         final,
         moved,
     )
@@ -197,14 +197,14 @@ def _parents(view: View, seq: int) -> set[CheckpointKey]:
     }
 
 
-def _bases(view: View, seq: int) -> list[Blob]:
-    """The blobs that patches after a commit take over pieces from."""
+def _bases(view: View, old: View) -> list[Blob]:
+    """The blobs of an older view, as that has them, that patches in a view take over pieces from."""
     bases = []
     for records in list(view.tail.blobs.values()):
         for blob in records:
-            if seq < blob.seq <= view.seq and blob.extends is not None:
-                found = view.tail.blobs.get((blob.namespace, blob.channel, version_key(blob.extends)), ())
-                bases += [each for each in found if each.seq <= seq][-1:]
+            if old.seq < blob.seq <= view.seq and blob.extends is not None:
+                found = old.tail.blobs.get((blob.namespace, blob.channel, version_key(blob.extends)), ())
+                bases += [each for each in found if each.seq <= old.seq][-1:]
     return bases
 
 
