@@ -397,10 +397,7 @@ class _Check:
 
     def _check_rows(self, batch: Sequence[_Group]) -> Steps[None]:
         """Read checkpoints and writes, and see that every channel leads to its value."""
-        for _, records in batch:  # so that what cannot be read is not said to be missing, too
-            for each in records:
-                if isinstance(each, Checkpoint):
-                    self._nodes[each.id] = _Node(each.seq, None, each.flags, (), frozenset())
+        self._nodes.update(_unread(batch))
         self._nodes.update((yield from self._read_rows(batch)))
         for _, records in batch:
             self._report.writes += sum(isinstance(record, Writes) for record in records)
@@ -472,11 +469,11 @@ class _Check:
         for key, calls in tail.writes.items():
             groups.setdefault(key, []).extend(calls)
         for key, records in groups.items():
+            nodes = _unread([(key, records)])
             try:
                 nodes = yield from self._read_rows([(key, records)])
             except (CorruptionError, FormatVersionError) as error:
                 self._problem(str(error))
-                continue
             added = {id_: node for id_, node in nodes.items() if node.seq > seq}
             self._at_hand.setdefault(key[0], {}).update(added)
             self._report.checkpoints += len(added)
@@ -586,6 +583,12 @@ class _Check:
                 )
                 return
             at = node.parent
+
+
+def _unread(batch: Sequence[_Group]) -> dict[str, _Node]:
+    """The nodes of checkpoints that are not read yet: what cannot be read is not missing, too."""
+    checkpoints = [record for _, records in batch for record in records if isinstance(record, Checkpoint)]
+    return {each.id: _Node(each.seq, None, each.flags, (), frozenset()) for each in checkpoints}
 
 
 def _places(records: Iterable[Record]) -> list[Place]:

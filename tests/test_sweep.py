@@ -280,9 +280,7 @@ def test_a_task_may_be_done_again(backend: Backend) -> None:
     assert (gone.merged, gone.failure, gone.tag) == (0, None, None)
 
 
-@pytest.mark.parametrize(
-    "options", [{"shard": (2, 2)}, {"shard": (0, 0)}, {"grace": -1.0}, {"most": 0.0}], ids=lambda each: str(each)
-)
+@pytest.mark.parametrize("options", [{"shard": (2, 2)}, {"shard": (0, 0)}, {"grace": -1.0}, {"most": 0.0}], ids=str)
 def test_options_that_make_no_sense_are_refused(options: Any) -> None:
     with pytest.raises(ValueError, match=r"shard|grace|time"):
         Options(**options)
@@ -292,12 +290,12 @@ def test_large_values_that_older_segments_refer_to_stay(tmp_path: Path) -> None:
     """A merge of the newest segments does not take the values of the others for garbage."""
     with LSMSaver.from_conn_string(tmp_path.as_uri(), fsync=False, compaction="off", compression="none") as saver:
         values = []
-        for number in range(20):
+        for _ in range(20):
             values.append(os.urandom(300_000))
             chain(saver, "a", [{"value": values[-1]}])
             saver.flush("a")
         storage = open_storage(tmp_path.as_uri())
-        for number in range(20, 60):  # small ones on top, merged without those below
+        for _ in range(40):  # small ones on top, merged without those below
             values.append(os.urandom(3_000))
             chain(saver, "a", [{"value": values[-1]}])
             saver.flush("a")
@@ -305,3 +303,11 @@ def test_large_values_that_older_segments_refer_to_stay(tmp_path: Path) -> None:
     with LSMSaver.from_conn_string(tmp_path.as_uri()) as saver:
         found = [each.checkpoint["channel_values"]["value"] for each in saver.list(at("a"))]
         assert sorted(found) == sorted(values)
+
+
+def test_segments_that_are_born_large_are_merged_too(tmp_path: Path) -> None:
+    with LSMSaver.from_conn_string(tmp_path.as_uri(), fsync=False, compaction="off", compression="none") as saver:
+        for _ in range(8):
+            chain(saver, "a", [{"value": os.urandom(10_000)} for _ in range(6)])
+            saver.flush("a")
+    assert swept(open_storage(tmp_path.as_uri())).merged == 8
