@@ -11,6 +11,7 @@ Rules of this module:
 from __future__ import annotations
 
 import lzma
+import random
 import struct
 import tracemalloc
 import zlib
@@ -515,6 +516,21 @@ def test_a_chain_gives_every_version_back_and_stays_short(versions: list[bytes])
         assert len(chain) <= patch.MAX_PIECES
         assert all(len(link.spans) <= patch.MAX_SPANS for link in chain)
         assert sum(map(len, pieces[1:])) <= len(new)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 2**32), st.integers(4, 60), st.integers(1, 3), st.booleans())
+def test_a_window_that_slides_costs_what_is_new(seed: int, size: int, slide: int, pinned: bool) -> None:
+    """The front of a list is dropped, perhaps behind a first message that stays, and its end grows."""
+    source = random.Random(seed)
+    messages = [source.randbytes(source.randint(40, 400)) for _ in range(size + slide)]
+    first = [source.randbytes(100)] if pinned else []
+    old, new = _packed([*first, *messages[:size]]), _packed([*first, *messages[slide:]])
+
+    spans = patch.diff(old, new)
+
+    assert patch.apply(old, spans, inserted(spans, new)) == new
+    assert len(inserted(spans, new)) <= len(_packed(messages[size:])) + 10
 
 
 def inserted(spans: list[patch.Span], new: bytes) -> bytes:

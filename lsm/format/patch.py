@@ -4,9 +4,9 @@ Rules of this module:
 
 - Pure functions on bytes. A *patch* is a few spans, each some new bytes and then a stretch of its base. Most channels
   grow: a list gains an item, so that the count in front of it changes and bytes are added at its end.
-- Finding a patch is comparing at the speed of memory: ahead, over changes of a few bytes, and back from the end. It
-  need not find the smallest one. The spans are in order of the base and do not overlap in it, so that a patch never
-  makes more than its base and its own bytes.
+- Finding a patch is comparing at the speed of memory: ahead, over changes of a few bytes and over what was dropped (a
+  window that slides), and back from the end. It need not find the smallest one. The spans are in order of the base and
+  do not overlap in it, so that a patch never makes more than its base and its own bytes.
 - A value is stored as a *chain* of pieces: a whole one, then patches, each on the value of the pieces before it.
   Chains stay short the way a log-structured tree does: patches have levels, and seven of one level and the next are
   merged into one of the level above, so that n versions need about 7 * log8(n) pieces, and every byte is rewritten
@@ -124,7 +124,7 @@ def diff(old: bytes, new: bytes) -> list[Span]:
             spans.append(Span(j - done, i, shared))
             i, j = i + shared, j + shared
             done = j
-        step = _resync(old, i, new, j)
+        step = _resync(old, i, new, j) or _dropped(old, i, new, j)
         if step is None:
             break
         i, j = i + step[0], j + step[1]
@@ -147,6 +147,16 @@ def _resync(old: bytes, i: int, new: bytes, j: int) -> tuple[int, int] | None:
         if found >= 0:
             return skip, found - j
     return None
+
+
+def _dropped(old: bytes, i: int, new: bytes, j: int) -> tuple[int, int] | None:
+    """How far to skip in the old value to where the new one goes on, unless the ends have more in common."""
+    key = new[j : j + _WINDOW]
+    found = old.find(key, i) if len(key) == _WINDOW else -1
+    if found < 0:
+        return None
+    back = common_suffix(old, new, min(len(old) - i, len(new) - j))
+    return (found - i, 0) if common_prefix(old, new, found, j) > back else None
 
 
 def merge(first: Sequence[Span], second: Sequence[Span]) -> list[Span]:
