@@ -147,7 +147,7 @@ class Engine:
             None if deltas is None else tuple(deltas),
             pack_payload(checkpoint, metadata),
         )
-        exclusive = self._exclusive and not intended and not self._was_addressed(thread_id, namespace, parent)
+        exclusive = self._exclusive and not intended and (thread_id, namespace, parent) not in self.process.addressed
         yield from self._commit(thread_id, Put(record, values, exclusive))
 
     def put_writes(
@@ -223,7 +223,7 @@ class Engine:
             if item is None or not (yield from self._shows(thread, view, item)):
                 return None
             if id_ is not None and self._exclusive:
-                yield from self._note_address(thread, view, item)
+                yield from self._note_address(thread, view, namespace, id_)
             self._remember(view, item.checkpoint)
             return (yield from materialise(self.process, thread, view, [item]))[0]
 
@@ -235,15 +235,26 @@ class Engine:
         horizon = Horizon(self.process, thread, view, self.retention, (yield Now()))
         return (yield from horizon.shows(item.checkpoint))
 
-    def _note_address(self, thread: Thread, view: View, item: Item) -> Steps[None]:
-        """Remember that a checkpoint was asked for by its id when it was not the head: going on from it is meant."""
-        checkpoint = item.checkpoint
-        head = yield from latest(self.process, thread, view, checkpoint.namespace)
-        if head is not None and head.checkpoint.id != checkpoint.id:
-            self.process.cache.put(("addressed", thread.id, checkpoint.namespace, checkpoint.id), True, 300)
+    def address(self, thread_id: str, namespace: str, id_: str | None) -> Steps[None]:
+        """Say that a run will go on from a checkpoint on purpose, though it is not the namespace's head.
 
-    def _was_addressed(self, thread_id: str, namespace: str, id_: str | None) -> bool:
-        return id_ is not None and bool(self.process.cache.get(("addressed", thread_id, namespace, id_)))
+        To read a checkpoint by its id says so, too.
+
+        Args:
+            thread_id: The thread.
+            namespace: The namespace.
+            id_: The checkpoint; `None` to begin anew.
+        """
+        thread = self.process.thread(thread_id)
+        if self._exclusive:
+            yield from reading(
+                self.process, thread, lambda view: self._note_address(thread, view, namespace, id_), None
+            )
+
+    def _note_address(self, thread: Thread, view: View, namespace: str, id_: str | None) -> Steps[None]:
+        head = yield from latest(self.process, thread, view, namespace)
+        if head is not None and head.checkpoint.id != id_:
+            self.process.note_address((thread.id, namespace, id_))
 
     def _remember(self, view: View, checkpoint: Checkpoint) -> None:
         """Keep what a child of a checkpoint will inherit."""

@@ -33,6 +33,12 @@ if TYPE_CHECKING:
     from lsm.flush import Flush
 
 
+_MOST_ADDRESSED = 4096
+
+Address = tuple[str, str, str | None]
+"""Thread id, namespace and checkpoint id; without the last, the beginning of the namespace."""
+
+
 @dataclass(eq=False)
 class Thread:
     """One thread, as this process knows it.
@@ -77,6 +83,8 @@ class Process:
         root_verified: Whether the store is known to enforce conditional writes.
         busy: The threads in which a caller is committing: they are not forgotten meanwhile.
         failed: Writes that could not be stored, by thread, as (namespace, checkpoint id, task id).
+        addressed: The checkpoints that runs go on from on purpose, as (thread id, namespace, checkpoint id), oldest
+            first. Not in the cache, which may be small: without them, what is meant would be refused.
     """
 
     url: str
@@ -90,6 +98,7 @@ class Process:
     lock: threading.Lock = field(default_factory=threading.Lock)
     busy: dict[str, Thread] = field(default_factory=dict)
     failed: dict[str, set[tuple[str, str, str]]] = field(default_factory=dict)
+    addressed: dict[Address, None] = field(default_factory=dict)
 
     def thread(self, thread_id: str) -> Thread:
         """What is known of a thread."""
@@ -110,6 +119,14 @@ class Process:
         self.pid, self.lock = os.getpid(), threading.Lock()
         self.cache = Cache(self.cache.limit)
         self.busy, self.failed = {}, {}
+
+    def note_address(self, address: Address) -> None:
+        """Remember that a checkpoint is gone on from on purpose; the last few thousand are known."""
+        with self.lock:
+            self.addressed.pop(address, None)
+            self.addressed[address] = None
+            if len(self.addressed) > _MOST_ADDRESSED:
+                del self.addressed[next(iter(self.addressed))]
 
     def adopt(self, thread: Thread, view: View | None) -> View | None:
         """Take in a newer view of a thread, and answer the newest that is known.

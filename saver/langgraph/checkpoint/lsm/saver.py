@@ -652,7 +652,13 @@ class _Search:
             raise TypeError(f"filter must be a dict of metadata, not {type(filter).__name__}: {filter!r}")
         self._filter = filter
         self._left = None if limit is None else max(0, limit)
-        self._listing: Listing = engine.list(*search(config), before_id(before), terms_for(filter or {}))
+        thread_ids, namespace, id_ = search(config)
+        self._listing: Listing = engine.list(thread_ids, namespace, id_, before_id(before), terms_for(filter or {}))
+        self._engine = engine
+        # LangGraph replays a subgraph from the checkpoint that its namespace had last before the root's one.
+        self._replayed: tuple[str, str] | None = None
+        if thread_ids and namespace and before and limit == 1:
+            self._replayed = thread_ids[0], namespace
 
     @property
     def count(self) -> int:
@@ -660,7 +666,11 @@ class _Search:
         return _BATCH if self._left is None else min(self._left, _LARGEST_BATCH)
 
     def next(self) -> Steps[list[tuple[str, Stored]]]:
-        return self._listing.next(self.count)
+        found = yield from self._listing.next(self.count)
+        if self._replayed is not None:
+            yield from self._engine.address(*self._replayed, found[0][1].id if found else None)
+            self._replayed = None
+        return found
 
     def accept(self, found: CheckpointTuple) -> CheckpointTuple | None:
         """The checkpoint, if it is wanted."""
