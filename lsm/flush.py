@@ -6,7 +6,8 @@ Rules of this module:
   stands in for those frames. Both are pure; `lsm.commit` uploads the one beside a commit and writes the other with
   the next.
 - What is wanted most stays at hand: the header *carries* the heads of the namespaces written last, the root's first,
-  with their writes, and the values of small ones. Frames that remain keep what they build on.
+  with their writes, unless they are too many, and the values of small ones. Frames that remain keep what they build
+  on.
 - `build_header` is shared with rewrites: it decides what a header carries, within its limits.
 """
 
@@ -19,7 +20,7 @@ from typing import Any
 from lsm.format.envelope import Compression
 from lsm.format.manifest import CommitId, Header, pack_header, unpack_frames
 from lsm.format.names import make_ulid
-from lsm.format.records import HIDDEN, Blob, Checkpoint, Piece, Pieces, Place, Record, Writes, pack, version_key
+from lsm.format.records import Blob, Checkpoint, Piece, Pieces, Place, Record, Writes, pack, version_key
 from lsm.format.segment import SegmentInfo, SegmentWriter, Slot
 from lsm.limits import HEADER, Limits
 from lsm.view import CheckpointKey, View, assemble, cut
@@ -252,48 +253,65 @@ def build_header(
     strays, stray = _strays(view)
     carried += [replace(writes, value=final(writes.value, writes)) for writes in strays]
     header = replace(header, stray=header.stray or stray)
+    needed_later = len(carried)
     heads: list[tuple[str, str]] = []
+    partial: list[str] = []
     peaks: list[tuple[str, str, Any]] = []
     inline: dict[Place, bytes] = {}
     room = limits.heads
-    for namespace, head in _recent_heads(view):
-        writes = [replace(each, value=final(each.value, each)) for each in view.writes(namespace, head.id)]
+    for namespace, head, whole in _recent_heads(view):
         own_peaks = [
             (namespace, channel, peak)
             for (space, channel), peak in view.tail.peaks.items()
             if space == namespace and head.versions.get(channel) != peak
         ]
-        records: list[Record] = [*writes] if (namespace, head.id) in done else [stub(head), *writes]
+        records: list[Record] = [] if (namespace, head.id) in done else [stub(head)]
         size = sum(len(pack(record)) for record in records) + sum(len(str(peak)) for peak in own_peaks)
-        if size > room:
-            continue
+        if size > room and namespace:
+            continue  # the root's head is worth more than its share
+        writes = [replace(each, value=final(each.value, each)) for each in view.writes(namespace, head.id)]
+        size_of_writes = sum(len(pack(each)) for each in writes)
+        whole = whole and size + size_of_writes <= room
+        if whole:
+            records += writes
+            size += size_of_writes
+        else:
+            partial.append(namespace)
         room -= size
         carried += records
         heads.append((namespace, head.id))
         peaks += own_peaks
-        values = _values(view, head, final)
+        values = _values(view, head, final) if whole else None
         needed = sum(map(len, values.values())) if values is not None else room + 1
         if values is not None and needed <= min(limits.small, room):
             inline.update(values)
             room -= needed
-    header = replace(header, carried=tuple(carried), inline=inline, heads=tuple(heads), peaks=tuple(peaks))
+    header = replace(
+        header,
+        carried=tuple(carried),
+        inline=inline,
+        heads=tuple(heads),
+        peaks=tuple(peaks),
+        partial=tuple(partial),
+    )
     if len(pack_header(header, compression)) > HEADER:
-        header = replace(header, inline={}, heads=(), peaks=(), carried=tuple(carried[: len(done)]))
+        header = replace(header, carried=tuple(carried[:needed_later]), inline={}, heads=(), peaks=(), partial=())
     return header
 
 
-def _recent_heads(view: View) -> list[tuple[str, Checkpoint]]:
-    """The heads that are known for sure, the root's first, then by how recently they were written to."""
+def _recent_heads(view: View) -> list[tuple[str, Checkpoint, bool]]:
+    """The heads that are known for sure, the root's first, then by how recently they were written to; and whether all
+    their writes are at hand."""
     known = []
     for namespace in view.tail.checkpoints:
         if not view.knows_head(namespace):
             continue
         head = view.head_at_hand(namespace)
-        if head is not None and not head.flags & HIDDEN and view.is_complete(namespace, head.id):
+        if head is not None:
             last = max([head.seq, *(writes.seq for writes in view.writes(namespace, head.id))])
             known.append((namespace != "", -last, namespace, head))
     known.sort(key=lambda each: each[:3])
-    return [(namespace, head) for _, _, namespace, head in known[:_MOST_ANCHORS]]
+    return [(namespace, head, view.is_complete(namespace, head.id)) for _, _, namespace, head in known[:_MOST_ANCHORS]]
 
 
 def _strays(view: View) -> tuple[list[Writes], bool]:

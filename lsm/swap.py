@@ -103,6 +103,7 @@ def _swapped(process: Process, header: Header, number: int, made: Rewritten, now
         inline={},
         heads=(),
         peaks=(),
+        partial=(),
         changed=max(header.changed, changed),
     )
 

@@ -41,6 +41,7 @@ class Tail:
     heads: dict[str, str] = field(default_factory=dict)
     peaks: dict[tuple[str, str], Version] = field(default_factory=dict)
     carried_heads: dict[str, str] = field(default_factory=dict)
+    partial: frozenset[str] = frozenset()
     overriding: tuple[SegmentInfo, ...] = ()
     changed: int = 0
     size: int = 0
@@ -53,6 +54,7 @@ class Tail:
         for namespace, channel, version in header.peaks:
             self._raise_peak((namespace, channel), version)
         self.carried_heads.update(header.heads)
+        self.partial = frozenset(header.partial)
         self.changed = max(self.changed, header.changed)
         self.overriding = tuple(info for info in header.segments if info.overrides)
 
@@ -309,7 +311,9 @@ class View:
     def is_complete(self, namespace: str, id_: str) -> bool:
         """Whether all that is stored of a checkpoint is at hand, its writes included."""
         head = self.tail.carried_heads.get(namespace)
-        if head is not None and (id_ == head or (id_ > head and not self.header.stray)):
+        if head is not None and id_ == head and namespace not in self.tail.partial:
+            return True
+        if head is not None and id_ > head and not self.header.stray:
             return True
         return not self.holders(namespace)
 

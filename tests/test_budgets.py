@@ -248,6 +248,39 @@ def test_by_id_of_a_value_that_was_replaced(where: str, tmp_path: Path) -> None:
     assert storage.rounds <= 4
 
 
+def test_a_step_of_many_tasks(where: str, tmp_path: Path) -> None:
+    """Their writes do not fit into the header, which still knows which checkpoint is the latest, and what is new."""
+    storage = CountingStorage(open_storage("memory://" if where == "memory" else tmp_path.as_uri(), fsync=False))
+    history = History("small", storage, opened(storage))
+    branch = Branch(history.saver, "thread")
+    branch.superstep({"count": 0, "note": "before"})
+    tasks = 300
+    for compacted in (False, True):
+        for task in range(tasks):
+            branch.write({"count": task}, task=task)
+        history.saver._runtime.run(history.saver._engine.flush("thread"))
+        branch.write({"count": tasks}, task=tasks)
+        if compacted:
+            history.saver._runtime.run(history.saver._engine.compact("thread"))
+        view = history.saver._engine.process.thread("thread").view
+        assert view is not None
+        assert view.header.partial == ("",)
+        saver = history.cold()
+
+        found = saver.get_tuple(at("thread"))
+
+        assert found is not None
+        assert found.checkpoint["id"] == branch.id
+        assert [value for _, _, value in found.pending_writes or ()] == list(range(tasks + 1))
+        assert storage.rounds <= 3
+        branch.superstep({"count": 1, "note": "after"})
+        history.saver._runtime.run(history.saver._engine.flush("thread"))
+        view = history.saver._engine.process.thread("thread").view
+        assert view is not None
+        assert not view.header.partial
+        assert not any(info.overrides for info in view.segments())
+
+
 @EVERY_KIND
 @pytest.mark.parametrize("limit", [1, 10, 100])
 def test_listing_some(histories: Make, where: str, kind: str, length: int, limit: int) -> None:

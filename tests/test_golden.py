@@ -123,4 +123,4 @@ def test_the_example_in_the_documentation() -> None:
     [writes] = frame.records
     described: Any = (frame.commit, frame.seq, writes.namespace, writes.id, writes.entries)
     assert described == ((b"writer01", 1), 1, "", "c1", ((0, "ch"),))
-    assert unseal(body[24:end], header.incarnation, "docs").startswith(b"\x9c\xa1t\0\2")
+    assert unseal(body[24:end], header.incarnation, "docs").startswith(b"\x9d\xa1t\0\2")

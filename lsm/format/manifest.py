@@ -49,13 +49,14 @@ class Header:
         segments: The directory, in order of age.
         carried: Records that are in segments too, kept at hand: heads, and what the frames build on.
         inline: Values of carried records, by place, so that a small state needs no second round.
-        heads: The namespaces whose highest checkpoint is carried, with all its writes, and its id.
+        heads: The namespaces whose highest checkpoint is carried, and its id.
         peaks: (namespace, channel, version) of the highest version ever stored, where it is not that head's.
         commits: The last commit of each recent writer, most recent last.
         retired: (ulid, seconds since the epoch) of segments that were replaced not long ago.
         changed: The time of the newest record that is in segments, in milliseconds since the epoch.
         stray: Whether segments may hold something above a namespace's head: writes of checkpoints still to come, or
             hidden checkpoints.
+        partial: The namespaces of which the head is carried without all its writes, for there are too many.
     """
 
     thread_id: str
@@ -71,6 +72,7 @@ class Header:
     retired: tuple[tuple[str, int], ...] = ()
     changed: int = 0
     stray: bool = False
+    partial: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,7 @@ def pack_header(header: Header, compression: Compression) -> bytes:
             header.retired,
             header.changed,
             header.stray,
+            header.partial,
         ),
         unicode_errors="surrogatepass",
     )
@@ -138,9 +141,12 @@ def unpack_header(data: bytes, where: str) -> tuple[Header, int]:
     body = unseal(data[PRELUDE_SIZE:end], incarnation, where, META)
     try:
         fields = msgpack.unpackb(body, unicode_errors="surrogatepass")
-        thread_id, seq, next_number, segments, carried, inline, heads, peaks, commits, retired, changed, stray = fields
+        thread_id, seq, next_number, segments, carried, inline, *known, commits, retired, changed, stray, partial = (
+            fields
+        )
+        heads, peaks = known
         texts = [thread_id, *(text for head in heads for text in head), *(text for peak in peaks for text in peak[:2])]
-        texts += [ulid for ulid, _ in retired]
+        texts += [*(ulid for ulid, _ in retired), *partial]
         numbers = [seq, next_number, changed, *(count for _, count in commits), *(at for _, at in retired)]
         raws = [*(value for _, value in inline), *(writer for writer, _ in commits)]
         for kind, values in ((str, texts), (int, numbers), (bytes, raws), (bool, [stray])):
@@ -160,6 +166,7 @@ def unpack_header(data: bytes, where: str) -> tuple[Header, int]:
             tuple([(ulid, at) for ulid, at in retired]),
             changed,
             stray,
+            tuple(partial),
         )
     except CorruptionError:
         raise
