@@ -250,7 +250,7 @@ def in_shard(key: str, shard: tuple[int, int]) -> bool:
 
     Example:
         >>> [number for number in range(4) if in_shard("manifests/c6/user-1", (number, 4))]
-        [3]
+        [0]
     """
     number, count = shard
     return int.from_bytes(blake2b(key.encode(), digest_size=8).digest()) % count == number

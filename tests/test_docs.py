@@ -76,7 +76,7 @@ def test_python_on_a_page_runs(
     names: dict[str, Any] = {"__name__": "__main__"}
     for block in blocks(page.read_text(encoding="utf-8")):
         # The empty lines make line numbers in a traceback those of the page.
-        code = compile("\n" * (block.line - 1) + block.source, str(page), "exec")
+        code = compile("\n" * (block.line - 1) + block.source, str(page), "exec", dont_inherit=True)
         match block.mark.partition(": "):
             case ("", _, _):
                 pass
