@@ -22,7 +22,7 @@ from lsm.format.envelope import Compression
 from lsm.format.manifest import Header, unpack_frames
 from lsm.format.names import manifest_key
 from lsm.format.patch import Link
-from lsm.format.records import Blob, Checkpoint, Piece, Typed, version_key
+from lsm.format.records import Blob, Checkpoint, Piece, Typed
 from lsm.format.segment import SegmentInfo
 from lsm.limits import Limits
 from lsm.steps import Appended, Found, Get, Steps
@@ -148,7 +148,12 @@ class Process:
         return view
 
     def follow(self, old: View, new: View) -> None:
-        """Values that a new header has in other places are still the same values: keep them at hand."""
+        """Values that a new header has in other places are still the same values: keep them at hand.
+
+        Only where the old view knew every commit that the header stands for: a version may have been stored again.
+        """
+        if new.header.seq > old.seq:
+            return
         for record in new.header.carried:
             if not isinstance(record, Checkpoint):
                 continue
@@ -159,13 +164,7 @@ class Process:
                 known = before.table.get(channel)
                 if not known or not pieces or len(known) != len(pieces) or known[-1] == pieces[-1]:
                     continue
-                # A version that was stored more than once may be another value there.
-                key = record.namespace, channel, version_key(record.versions[channel])
-                if (
-                    old.pieces(before, channel) == known
-                    and new.pieces(record, channel) == pieces
-                    and all(blob.fresh for blob in old.tail.blobs.get(key, ()))
-                ):
+                if old.pieces(before, channel) == known and new.pieces(record, channel) == pieces:
                     self.cache.rename(self.value_key(old, known[-1]), self.value_key(new, pieces[-1]))
 
     def value_key(self, view: View, piece: Piece) -> tuple[Any, ...]:
