@@ -1,0 +1,48 @@
+"""Faults planted into the engine, to see whether the tests that should find them do.
+
+Rules of this module:
+
+- A fault is a change of a function's source: text that is replaced. Where the text is not found exactly once, planting
+  fails, so that no fault is silently outgrown by the code.
+- The changed function takes the place of the original wherever `lsm` has imported it, for one test.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import textwrap
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+
+def plant(patch: pytest.MonkeyPatch, where: str, old: str, new: str) -> None:
+    """Change a function.
+
+    Args:
+        patch: Undoes it.
+        where: The function, as `module:name` or `module:Class.name`.
+        old: Text of its source, which must be there once.
+        new: What to replace it with.
+    """
+    module = import_module(where.split(":", maxsplit=1)[0])
+    path = where.split(":")[1].split(".")
+    owner: Any = functools.reduce(getattr, path[:-1], module)
+    name = path[-1]
+    original = vars(owner)[name]
+    source = textwrap.dedent(inspect.getsource(original))
+    if source.count(old) != 1:
+        raise LookupError(f"{where} has the text {old!r} {source.count(old)} times, not once: plant the fault anew")
+    # Evaluated in the module itself, so that later changes of its names, such as another planted fault, are seen.
+    scope = dict.fromkeys([name])
+    exec(compile("from __future__ import annotations\n" + source.replace(old, new), where, "exec"), vars(module), scope)
+    changed = scope[name]
+    if owner is not module:
+        patch.setattr(owner, name, changed)
+        return
+    for imported in [each for key, each in sys.modules.items() if key == "lsm" or key.startswith("lsm.")]:
+        if vars(imported).get(name) is original:
+            patch.setattr(imported, name, changed)

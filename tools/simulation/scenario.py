@@ -1,0 +1,126 @@
+"""What a run consists of, as plain data: made from a seed, and made smaller by the shrinker.
+
+Rules of this module:
+
+- Only data. What an actor does in detail comes from random numbers of its own, made from the seed and its number, so
+  that leaving one out does not change the others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+from lsm.limits import Limits
+from tools.simulation.faults import Rates, sample
+
+GRACE = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """Somebody who does something on a node.
+
+    Attributes:
+        number: Distinguishes it from all others of the scenario.
+        role: What it does: a method of `tools.simulation.actors.Cast`.
+        node: The index of its node.
+        thread: The thread it does it to.
+        size: How much of it.
+    """
+
+    number: int
+    role: str
+    node: int
+    thread: str
+    size: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One run.
+
+    Attributes:
+        seed: Of everything that is not said here.
+        appends: Whether the store behaves as files do.
+        nodes: How many processes there are.
+        limits: The engine's.
+        compression: The engine's.
+        cache_bytes: The engine's.
+        verified: Whether the root is there at the beginning.
+        whole_numbers: Whether versions are numbers instead of text.
+        named_deltas: Whether checkpoints say which channels are rebuilt from writes.
+        exclusive: Whether runs refuse to overlap.
+        rates: Of faults.
+        phases: Who acts; between phases all is quiet, and checked.
+    """
+
+    seed: str
+    appends: bool
+    nodes: int
+    limits: Limits
+    compression: str
+    cache_bytes: int
+    verified: bool
+    whole_numbers: bool
+    named_deltas: bool
+    exclusive: bool
+    rates: Rates
+    phases: tuple[tuple[Actor, ...], ...]
+
+
+_ROLES = {
+    "chat": 8,
+    "read": 3,
+    "browse": 1,
+    "flush": 2,
+    "compact": 2,
+    "collect": 1,
+    "prune": 0.4,
+    "delete_runs": 0.4,
+    "copy": 0.4,
+    "delete": 0.25,
+}
+
+
+def make(seed: int | str) -> Scenario:
+    """The scenario of a seed."""
+    random = Random(f"scenario {seed}")
+    appends = random.random() < 0.4
+    nodes = random.choice((1, 2, 2, 3))
+    threads = ["a"] if random.random() < 0.6 else ["a", "b"]
+    numbers = iter(range(1, 1000))
+    phases = []
+    for _ in range(random.choice((1, 2, 2, 3))):
+        roles = ["chat", *random.choices(list(_ROLES), list(_ROLES.values()), k=random.randrange(1, 4))]
+        phases.append(
+            tuple(
+                Actor(next(numbers), role, random.randrange(nodes), random.choice(threads), random.choice((1, 2, 4, 6)))
+                for role in roles
+            )
+        )
+    inline = random.choice((150, 400, 1500))
+    limits = Limits(
+        inline=inline,
+        frame=inline * 2,
+        tail=random.choice((500, 1500, 4000)),
+        heads=random.choice((300, 2000, 8000)),
+        small=random.choice((0, 300, 3000)),
+        directory=random.choice((3, 6, 20)),
+        commit_deadline=60.0,
+        grace=GRACE,
+    )
+    return Scenario(
+        str(seed),
+        appends,
+        nodes,
+        limits,
+        "zstd" if random.random() < 0.3 else "none",
+        random.choice((0, 3_000, 20_000, 1 << 24, 1 << 24, 1 << 24, 1 << 24)),
+        random.random() < 0.9,
+        random.random() < 0.15,
+        random.random() < 0.7,
+        random.random() < 0.25,
+        sample(appends, random),
+        tuple(phases),
+    )

@@ -1,0 +1,407 @@
+"""The third driver of the engine's steps: it owns the clock, and decides who runs next.
+
+Rules of this module:
+
+- Everything happens as an event on one queue, in order of time. A storage request is two events at least: it arrives at
+  the store, and its answer arrives at the caller; anything may happen in between.
+- A node is a process: one engine, with what it remembers. It dies with all its callers, without their `finally` having
+  any effect on storage, and starts again empty.
+- What a caller has under way when it is interrupted or dies may still arrive at an object store. Of a file, a request
+  has been carried out by then, or never will be; an append may be torn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from heapq import heappop, heappush
+from random import Random
+from types import GeneratorType
+from typing import Any
+
+from lsm.engine import Engine
+from lsm.errors import Conflict, Refused, StorageError, Throttled, Unavailable
+from lsm.steps import All, Append, Delete, DeleteIf, Now, PutIf, Sleep, Wait
+from tools.simulation.faults import Fault, Rates
+from tools.simulation.store import Store
+from tools.simulation.story import Story, describe
+
+START = 1_700_000_000.0
+MOST_EVENTS = 100_000
+
+Answer = Callable[[Any, BaseException | None], None]
+
+
+class Interrupted(BaseException):
+    """A caller is cancelled, or its user presses Ctrl-C."""
+
+
+class Violation(BaseException):
+    """What must never happen did. Not an `Exception`, so that nobody on the way takes it for an answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """As `All`, of calls that belong to different callers: each may be interrupted by itself."""
+
+    of: Sequence[Any]
+
+
+class Node:
+    """A process.
+
+    Attributes:
+        engine: Its engine. A node that has crashed gets a new one.
+        life: How often it has been started.
+    """
+
+    def __init__(self, world: World, name: str, make: Callable[[Callable[[int], bytes]], Engine], random: Random):
+        self.world = world
+        self.name = name
+        self.life = 0
+        self.callers: dict[Caller, None] = {}
+        self.flights: dict[Flight, None] = {}
+        self._make = make
+        self._random = random
+        self.start()
+
+    def start(self) -> None:
+        """Start it, empty."""
+        self.life += 1
+        self.engine = self._make(self._random.randbytes)
+
+    def crash(self) -> None:
+        """Kill it, and start it again."""
+        self.world.story.tell(self.world.now, self.name, "CRASHES, and starts again, empty")
+        callers, self.callers = list(self.callers), {}
+        flights, self.flights = list(self.flights), {}
+        for flight in flights:
+            flight.abandon(torn=True)
+        for caller in callers:
+            caller.kill()
+        self.start()
+
+
+class Caller:
+    """Steps under way.
+
+    Args:
+        node: The process it belongs to.
+        steps: The steps.
+        name: Its name in the story.
+        random: Its own chances.
+        done: Told its result or error, unless it is killed.
+        exposed: Whether it may be interrupted.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        steps: Generator[Any, Any, Any],
+        name: str,
+        random: Random,
+        done: Answer,
+        exposed: bool = False,
+    ):
+        self.node = node
+        self.world = node.world
+        self.steps = steps
+        self.name = name
+        self.random = random
+        self.over = False
+        self._done = done
+        self._exposed = exposed
+        self._turn = 0
+        self._interrupted = False
+        self._children: list[Caller] = []
+        self._flights: list[Flight] = []
+        node.callers[self] = None
+
+    def start(self) -> None:
+        """Let it begin soon."""
+        self.world.after(self.world.brief(self.random), self._resume, self._turn, None, None)
+
+    def kill(self) -> None:
+        """Its process is gone."""
+        self.over = True
+        with suppress(RuntimeError):  # its `finally` asks for something: there is nobody to answer
+            self.steps.close()
+
+    def _resume(self, turn: int, value: Any, error: BaseException | None) -> None:
+        if self.over or turn != self._turn:
+            return
+        if self._interrupted and error is None:
+            self._interrupted, error = False, Interrupted()
+        self._advance(value, error)
+
+    def _advance(self, value: Any, error: BaseException | None) -> None:
+        steps, world = self.steps, self.world
+        self._children, self._flights = [], []
+        while True:
+            self._turn += 1
+            try:
+                request = steps.send(value) if error is None else steps.throw(error)
+            except StopIteration as stop:
+                self._end(stop.value, None)
+                return
+            except Violation:
+                raise
+            except BaseException as raised:  # noqa: BLE001 (for whoever waits)
+                self._end(None, raised)
+                return
+            if type(request) is not Now:
+                break
+            value, error = world.now, None
+        turn = self._turn
+        self._perform(request, lambda value, error: self._resume(turn, value, error))
+        if self._exposed and type(request) is not Sleep and self.random.random() < world.rates.interrupt:
+            world.after(self.random.random() * 0.02, self._interrupt, turn)
+
+    def _end(self, value: Any, error: BaseException | None) -> None:
+        self.over = True
+        self.node.callers.pop(self, None)
+        self._done(value, error)
+
+    def _interrupt(self, turn: int) -> None:
+        if self.over or turn != self._turn:
+            return
+        self.world.story.tell(self.world.now, self.name, "is INTERRUPTED")
+        children = [child for child in self._children if not child.over]
+        if children and self.random.random() < 0.5:
+            # As asyncio does: the others are cancelled, and waited for. Else they go on, and nobody looks at them.
+            self._interrupted = True
+            for child in children:
+                child._interrupt(child._turn)
+            return
+        for flight in self._flights:
+            flight.abandon()
+        self._advance(None, Interrupted())
+
+    def _perform(self, request: Any, answer: Answer) -> None:
+        kind, world = type(request), self.world
+        if kind is All or kind is Together:
+            self._perform_all(request.of, answer, kind is Together)
+        elif kind is GeneratorType:
+            self._spawn(request, answer, False)
+        elif kind is Sleep:
+            world.after(request.seconds, answer, None, None)
+        elif kind is Now:
+            world.after(world.brief(self.random), answer, world.now, None)
+        elif kind is Wait:
+
+            def woken(future: Any) -> None:
+                error = future.exception()
+                world.after(world.brief(self.random), answer, None if error else future.result(), error)
+
+            request.future.add_done_callback(woken)
+        else:
+            flight = Flight(self, request, answer)
+            self._flights.append(flight)
+            flight.depart()
+
+    def _perform_all(self, items: Sequence[Any], answer: Answer, exposed: bool) -> None:
+        outcomes: list[Any] = [None] * len(items)
+        left = len(items)
+
+        def settle(at: int, value: Any, error: BaseException | None) -> None:
+            nonlocal left
+            outcomes[at] = value if error is None else error
+            left -= 1
+            if not left:
+                answer(outcomes, None)
+
+        for at, item in enumerate(items):
+            told = partial(settle, at)
+            if type(item) is GeneratorType:
+                self._spawn(item, told, exposed)
+            else:
+                self._perform(item, told)
+        if not items:
+            self.world.after(0.0, answer, outcomes, None)
+
+    def _spawn(self, steps: Generator[Any, Any, Any], answer: Answer, exposed: bool) -> None:
+        child = Caller(self.node, steps, self.name, self.random, answer, exposed)
+        self._children.append(child)
+        child.start()
+
+
+class Flight:
+    """A storage request under way."""
+
+    def __init__(self, caller: Caller, request: Any, answer: Answer):
+        self.world = caller.world
+        self.node = caller.node
+        self.name = caller.name
+        self.random = caller.random
+        self.request = request
+        self.fault = self.world.rates.draw(request, self.world.store.appends, self.random)
+        self._answer = answer
+        self._dropped = False
+        self._arrived = False
+        self._length = 0
+
+    def depart(self) -> None:
+        world, random = self.world, self.random
+        self.node.flights[self] = None
+        delay = world.brief(random) + (world.late(random) if self.fault is Fault.LATE else 0.0)
+        world.after(delay, self._arrive)
+        rates = world.rates
+        if (rates.crash or rates.power) and (chance := random.random()) < rates.crash + rates.power:
+            life, node = self.node.life, self.node
+            strike = node.crash if chance < rates.crash else world.cut_power
+            world.after(random.random() * 0.02, lambda: strike() if node.life == life else None)
+
+    def abandon(self, torn: bool = False) -> None:
+        """Whoever asked is gone; `torn` where its process is, too."""
+        self.node.flights.pop(self, None)
+        store, world, random = self.world.store, self.world, self.random
+        if self._arrived:
+            if self._length and world.locked.get(self.request.key) is self:
+                del world.locked[self.request.key]
+                if not torn:
+                    store.take_back(self.request.key, self._length)
+            return
+        chance = random.random()
+        if not store.appends:
+            self._dropped = chance < 0.5
+            return
+        self._dropped = True
+        if chance < 0.5 or (key := getattr(self.request, "key", None)) in world.locked or self.fault is not Fault.NONE:
+            return
+        if torn and isinstance(self.request, Append):
+            if store.tear(self.request, random):
+                world.story.tell(world.now, self.name, f"{describe(self.request)}: TORN")
+            return
+        with suppress(StorageError):
+            store.apply(self.request)
+            store.sync(key or "")
+
+    def _arrive(self) -> None:
+        world, request, fault, store = self.world, self.request, self.fault, self.world.store
+        if self._dropped:
+            return
+        if store.appends and getattr(request, "key", None) in world.locked and isinstance(request, _LOCKING):
+            world.after(world.brief(self.random), self._arrive)
+            return
+        self._arrived = True
+        value: Any = None
+        error: StorageError | None = _REFUSALS[fault](str(fault.value)) if fault in _REFUSALS else None
+        if error is None:
+            try:
+                value = store.apply(request)
+            except StorageError as raised:
+                error = raised
+            else:
+                if fault is Fault.AFTER:
+                    error = Unavailable("no answer came")
+                elif fault is Fault.LOST:
+                    error = Conflict("the second attempt met the first", getattr(request, "key", None))
+        if world.story.told:
+            note = "" if fault is Fault.NONE else f"   [{fault.value}]"
+            world.story.tell(
+                world.now, self.name, f"{describe(request)}: {type(error).__name__ if error else 'done'}{note}"
+            )
+        if store.appends and error is None and isinstance(request, Append):
+            self._length = store.objects[request.key].synced
+            world.locked[request.key] = self
+            world.after(world.brief(self.random), self._synced, value)
+        else:
+            self._reply(value, error)
+
+    def _synced(self, value: Any) -> None:
+        if self.world.locked.get(self.request.key) is not self:
+            return
+        del self.world.locked[self.request.key]
+        self.world.store.sync(self.request.key)
+        self._reply(value, None)
+
+    def _reply(self, value: Any, error: StorageError | None) -> None:
+        delay = self.world.brief(self.random)
+        if self.fault is Fault.LATE_ANSWER:
+            delay += self.world.late(self.random)
+        elif self.fault in (Fault.AFTER, Fault.LOST):  # the client has waited for the answer, and tried again
+            delay += self.random.choice((0.0, 0.1, 1.0)) * self.random.random()
+        self.world.after(delay, self._answered, value, error)
+
+    def _answered(self, value: Any, error: StorageError | None) -> None:
+        self.node.flights.pop(self, None)
+        self._answer(value, error)
+
+
+_LOCKING = (Append, PutIf, Delete, DeleteIf)
+_REFUSALS = {Fault.BEFORE: Unavailable, Fault.THROTTLED: Throttled, Fault.REFUSED: Refused}
+
+
+class World:
+    """Time, the store and the nodes.
+
+    Args:
+        appends: Whether the store behaves as files do.
+        rates: How often what goes wrong.
+        grace: The grace period, in seconds.
+        story: Where to tell what happens.
+    """
+
+    def __init__(self, appends: bool, rates: Rates, grace: float, story: Story):
+        self.now = START
+        self.rates = rates
+        self.grace = grace
+        self.story = story
+        self.store = Store(appends, lambda: self.now)
+        self.nodes: list[Node] = []
+        self.locked: dict[str, Flight] = {}
+        self.power_cuts: list[float] = []
+        self.on_power_cut: Callable[[], None] = lambda: None
+        self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._count = 0
+        self.random = Random(0)
+
+    def after(self, delay: float, what: Callable[..., None], *args: Any) -> None:
+        """Have something happen after a while."""
+        self._count += 1
+        heappush(self._events, (self.now + delay, self._count, what, args))
+
+    @staticmethod
+    def brief(random: Random) -> float:
+        """A moment, in seconds."""
+        return 0.0005 + 0.012 * random.random()
+
+    def late(self, random: Random) -> float:
+        """A long time: past the deadline of commits, past half the grace, past the grace, or far beyond."""
+        seconds = random.choice((5.0, 90.0, self.grace * 0.6, self.grace * 1.2, self.grace * 3))
+        return seconds * (1 + random.random() / 5)
+
+    def cut_power(self) -> None:
+        """All processes die at once, and files lose what was not synced."""
+        self.story.tell(self.now, "everybody", "POWER CUT")
+        self.power_cuts.append(self.now)
+        for node in self.nodes:
+            node.crash()
+        self.locked.clear()
+        for key in self.store.cut_power(self.random):
+            self.story.tell(self.now, "disk", f"{key} loses what was not synced")
+        self.on_power_cut()
+
+    @property
+    def events(self) -> int:
+        """How many events there were."""
+        return self._count
+
+    def run(self) -> None:
+        """Until nothing more happens.
+
+        Raises:
+            Violation: If it does not come to an end, or somebody waits for ever.
+        """
+        events = self._events
+        limit = self._count + MOST_EVENTS
+        while events:
+            self.now, _, what, args = heappop(events)
+            what(*args)
+            if self._count > limit:
+                raise Violation("the engine does not come to an end")
+        waiting = [caller.name for node in self.nodes for caller in node.callers]
+        if waiting:
+            raise Violation(f"these callers wait for ever: {', '.join(waiting)}")
