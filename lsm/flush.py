@@ -271,7 +271,7 @@ def build_header(
             continue  # the root's head is worth more than its share
         writes = [replace(each, value=final(each.value, each)) for each in view.writes(namespace, head.id)]
         size_of_writes = sum(len(pack(each)) for each in writes)
-        whole = whole and size + size_of_writes <= room
+        whole = whole and (not writes or size + size_of_writes <= room)
         if whole:
             records += writes
             size += size_of_writes

@@ -248,6 +248,29 @@ def test_by_id_of_a_value_that_was_replaced(where: str, tmp_path: Path) -> None:
     assert storage.rounds <= 4
 
 
+def test_a_wide_state(where: str, tmp_path: Path) -> None:
+    """Of so many channels that their versions take more than heads have room for in the header."""
+    storage = CountingStorage(open_storage("memory://" if where == "memory" else tmp_path.as_uri(), fsync=False))
+    history = History("small", storage, opened(storage))
+    branch = Branch(history.saver, "thread")
+    branch.put({f"channel {number}": number for number in range(400)})
+    for step in range(30):
+        branch.superstep({f"channel {step}": -step})
+    history.saver._runtime.run(history.saver._engine.flush("thread"))
+    saver = history.cold()
+
+    found = saver.get_tuple(at("thread"))
+
+    assert found is not None
+    assert found.checkpoint["channel_values"] == branch.values
+    assert storage.rounds <= 2
+    branch.put({"channel 0": 1})
+    history.saver._runtime.run(history.saver._engine.flush("thread"))
+    view = history.saver._engine.process.thread("thread").view
+    assert view is not None
+    assert not any(info.overrides for info in view.segments())
+
+
 def test_a_step_of_many_tasks(where: str, tmp_path: Path) -> None:
     """Their writes do not fit into the header, which still knows which checkpoint is the latest, and what is new."""
     storage = CountingStorage(open_storage("memory://" if where == "memory" else tmp_path.as_uri(), fsync=False))
