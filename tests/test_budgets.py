@@ -465,7 +465,8 @@ def test_parallel_writes_are_grouped(where: str, tmp_path: Path, asynchronous: b
 
 @pytest.mark.parametrize("length", [10, 1000])
 def test_deleting_a_thread(where: str, tmp_path: Path, length: int) -> None:
-    """Two rounds, and the removal of the segments."""
+    """Two rounds, and the removal of the segments. On buckets the second, which removes the manifest on a condition, is
+    two requests: they have no such request, so that its tag is asked for just before (`test_requests_to_s3`)."""
     storage = CountingStorage(open_storage("memory://" if where == "memory" else tmp_path.as_uri(), fsync=False))
     history = History("small", storage, opened(storage))
     history.grow(length)
