@@ -89,11 +89,11 @@ def prepare(view: View, compression: Compression, now: float, random: bytes) -> 
         slot = writer.store(Blob, b"") if value is None else value
         writer.add(replace(blob, value=slot, base=moved(blob.base or ())))
     rows: list[tuple[CheckpointKey, int, int, Checkpoint | Writes]] = []
-    for namespace, by_id in view.tail.checkpoints.items():
-        for id_, found in by_id.items():
+    for namespace, by_id in list(view.tail.checkpoints.items()):
+        for id_, found in list(by_id.items()):
             newest = seen(found)[-1:]
             rows += [((namespace, id_), 0, each.seq, each) for each in newest]
-    for key, calls in view.tail.writes.items():
+    for key, calls in list(view.tail.writes.items()):
         rows += [(key, 1, each.seq, each) for each in seen(calls)]
     rows.sort(key=lambda row: row[:3])
     whole = {key for key, kind, _, _ in rows if kind == 0 and _is_new(view, *key)}
@@ -191,7 +191,7 @@ def _parents(view: View, seq: int) -> set[CheckpointKey]:
     """The checkpoints that those after a commit inherit from."""
     return {
         (namespace, record.parent)
-        for namespace, by_id in view.tail.checkpoints.items()
+        for namespace, by_id in list(view.tail.checkpoints.items())
         for records in list(by_id.values())
         for record in records
         if seq < record.seq <= view.seq and record.parent
@@ -262,7 +262,7 @@ def build_header(
     for namespace, head, whole in _recent_heads(view):
         own_peaks = [
             (namespace, channel, peak)
-            for (space, channel), peak in view.tail.peaks.items()
+            for (space, channel), peak in list(view.tail.peaks.items())
             if space == namespace and head.versions.get(channel) != peak
         ]
         records: list[Record] = [] if (namespace, head.id) in done else [stub(head)]
@@ -303,7 +303,7 @@ def _recent_heads(view: View) -> list[tuple[str, Checkpoint, bool]]:
     """The heads that are known for sure, the root's first, then by how recently they were written to; and whether all
     their writes are at hand."""
     known = []
-    for namespace in view.tail.checkpoints:
+    for namespace in list(view.tail.checkpoints):
         if not view.knows_head(namespace):
             continue
         head = view.head_at_hand(namespace)
@@ -318,7 +318,7 @@ def _strays(view: View) -> tuple[list[Writes], bool]:
     """Writes whose checkpoint may still come; and whether there are too many to carry."""
     strays = [
         each
-        for (namespace, id_), calls in view.tail.writes.items()
+        for (namespace, id_), calls in list(view.tail.writes.items())
         if view.checkpoint(namespace, id_) is None
         for each in calls
         if each.seq <= view.seq

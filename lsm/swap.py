@@ -210,7 +210,7 @@ def _carry(
     bodies = yield from _bases(process, thread, flushed, bases)
     peaks = dict(made.peaks) if whole else {}
     if view is not None:
-        for channel, version in view.tail.peaks.items():
+        for channel, version in list(view.tail.peaks.items()):
             if not whole or channel not in peaks:
                 peaks[channel] = version
     spaces = {namespace for namespace, _ in heads}

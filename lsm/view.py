@@ -29,7 +29,11 @@ R = TypeVar("R", Checkpoint, Blob)
 
 @dataclass(slots=True)
 class Tail:
-    """The records of a header and of the frames after it, by key. Only ever added to."""
+    """The records of a header and of the frames after it, by key.
+
+    It is only ever added to, but while others read it: a table is copied before it is iterated over. `ends` says where
+    each frame ends, in bytes from the start of the first.
+    """
 
     seq: int
     frames: list[tuple[CommitId, bytes]] = field(default_factory=list)
@@ -44,7 +48,7 @@ class Tail:
     partial: frozenset[str] = frozenset()
     overriding: tuple[SegmentInfo, ...] = ()
     changed: int = 0
-    size: int = 0
+    ends: list[int] = field(default_factory=list)
 
     def carry(self, header: Header) -> None:
         """Index what a header carries."""
@@ -64,8 +68,8 @@ class Tail:
             self.segments[frame.segment.number] = self.numbers[frame.segment.number] = frame.segment
         for record in frame.records:
             self._apply(record)
+        self.ends.append((self.ends[-1] if self.ends else 0) + len(raw))
         self.frames.append((frame.commit, raw))
-        self.size += len(raw)
         self.seq = frame.seq
 
     def _apply(self, record: Record) -> None:
@@ -172,9 +176,7 @@ class View:
     @property
     def tail_size(self) -> int:
         """The length of the frames up to this view, in bytes."""
-        if self.count == len(self.tail.frames):
-            return self.tail.size
-        return sum(len(raw) for _, raw in self.tail.frames[: self.count])
+        return self.tail.ends[self.count - 1] if self.count else 0
 
     @property
     def changed(self) -> int:
@@ -204,7 +206,7 @@ class View:
     @property
     def next_number(self) -> int:
         """The number that the next segment of the thread gets."""
-        return max(self.header.next_number, 1 + max(self.tail.segments, default=0))
+        return max(self.header.next_number, 1 + max(list(self.tail.segments), default=0))
 
     # Segments.
 
