@@ -331,7 +331,7 @@ def test_listing_by_a_filter_with_one_match(histories: Make, where: str, kind: s
         assert history.storage.rounds <= 3
 
 
-@pytest.mark.parametrize("length", [100, 1000, slow(5000)])
+@pytest.mark.parametrize("length", [100, 600, slow(5000)])
 def test_delta_history(histories: Make, where: str, length: int) -> None:
     history = histories(where, "deltas", length)
     for id_ in (None, history.ids[-1], history.ids[length // 2]):
@@ -463,7 +463,7 @@ def test_parallel_writes_are_grouped(where: str, tmp_path: Path, asynchronous: b
     saver.close()
 
 
-@pytest.mark.parametrize("length", [10, 1000])
+@pytest.mark.parametrize("length", [10, 300])
 def test_deleting_a_thread(where: str, tmp_path: Path, length: int) -> None:
     """Two rounds, and the removal of the segments. On buckets the second, which removes the manifest on a condition, is
     two requests: they have no such request, so that its tag is asked for just before (`test_requests_to_s3`)."""
