@@ -25,7 +25,7 @@ from lsm.process import Process, Thread, refresh
 from lsm.read import Gathering, Materials, Scan, load_runs
 from lsm.rewrite import Rewritten
 from lsm.steps import Now, PutIf, Sleep, Steps
-from lsm.view import BlobKey, CheckpointKey, View, assemble
+from lsm.view import BlobKey, CheckpointKey, View, assemble, is_later
 
 logger = logging.getLogger("lsm")
 
@@ -208,10 +208,10 @@ def _carry(
     known = {(record.namespace, record.id) for record in carried if isinstance(record, Checkpoint)}
     carried += yield from _rows_at(process, thread, flushed, [key for key in parents if key not in known], strays)
     bodies = yield from _bases(process, thread, flushed, bases)
-    peaks = dict(made.peaks) if whole else {}
+    peaks = dict(made.peaks)
     if view is not None:
         for channel, version in list(view.tail.peaks.items()):
-            if not whole or channel not in peaks:
+            if channel not in peaks or (not whole and is_later(version, peaks[channel])):
                 peaks[channel] = version
     spaces = {namespace for namespace, _ in heads}
     full = replace(
