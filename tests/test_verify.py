@@ -101,6 +101,19 @@ def test_stores_are_whole_whatever_was_done_to_them(backend: Backend) -> None:
     assert found.checkpoints == report.checkpoints + copied.checkpoints
 
 
+def test_a_copy_into_a_thread_brings_its_highest_versions_along() -> None:
+    storage = MemoryStorage()
+    engine = engine_on(storage)
+    for thread_id, versions in (("source", ["1", "2", "9"]), ("t", ["1"])):
+        for version in versions:
+            value = {"c": (version, ("bytes", b"value"))}
+            run(engine.put(thread_id, "", version, None, EMPTY, EMPTY, {"c": version}, value), storage)
+        run(engine.flush(thread_id), storage)
+    run(engine.put("source", "", "99", None, EMPTY, EMPTY, {"c": "0"}, {"c": ("0", ("bytes", b"v"))}), storage)
+    run(engine.copy("source", "t"), storage)
+    assert verified(storage).problems == []
+
+
 @pytest.fixture
 def store() -> MemoryStorage:
     """A small store with all kinds of objects and records, and no garbage."""
