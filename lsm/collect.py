@@ -140,6 +140,7 @@ def _remove(
     orphans = [name for entry in garbage if (name := entry.key.rsplit("/", 1)[-1]) not in retired]
     if view is not None and orphans and not dry_run and not (yield from _fence(process, view, orphans[-1], now)):
         garbage = [entry for entry in garbage if entry.key.rsplit("/", 1)[-1] in retired]  # the others another time
+        ripe = max(ripe, now)
     if not dry_run:
         yield from delete_all([entry.key for entry in garbage])
     return Collected(len(garbage), sum(entry.size for entry in garbage), ripe)
