@@ -82,7 +82,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk") as disk:
         ballast = disk / "ballast"
         ballast.write_bytes(bytes(11 << 19))  # as much room as a rewrite will need in the end
-        with LSMSaver.from_conn_string((disk / "store").as_uri()) as saver:
+        with LSMSaver.from_conn_string((disk / "store").as_uri(), compaction="off") as saver:
             stored, problem = fill_until(saver, LSMError)
             assert isinstance(problem, Refused)
             assert "disk is full" in str(problem)
@@ -100,7 +100,10 @@ def test_a_full_disk(tmp_path: Path) -> None:
 
 def test_room_is_made_by_deleting_threads(tmp_path: Path) -> None:
     """A thread can be deleted on a disk without a byte left."""
-    with small_disk(tmp_path / "disk") as disk, LSMSaver.from_conn_string((disk / "store").as_uri()) as saver:
+    with (
+        small_disk(tmp_path / "disk") as disk,
+        LSMSaver.from_conn_string((disk / "store").as_uri(), compaction="off") as saver,
+    ):
         for number in range(24):
             put(saver, at("old"), {"number": number, "bytes": os.urandom(BIG)})
         stored, _ = fill_until(saver, Refused)
