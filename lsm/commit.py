@@ -77,6 +77,11 @@ class Put:
         """Its main record."""
         return self.checkpoint
 
+    def blob_keys(self) -> list[BlobKey]:
+        """The keys of the blobs that it stores."""
+        namespace = self.checkpoint.namespace
+        return [(namespace, channel, version_key(version)) for channel, (version, _) in self.values.items()]
+
     @property
     def size(self) -> int:
         """About how many bytes it adds, before patches."""
@@ -392,9 +397,10 @@ def _frame(
     """The frame for a view, its large values uploaded. What is known of the values is added to `values`."""
     records: list[Record] = []
     taken: set[BlobKey] = set()
+    stored = {key for entry in members if isinstance(entry.change, Put) for key in entry.change.blob_keys()}
     for entry in members:
         if isinstance(entry.change, Put):
-            records += _put_records(process, view, entry.change, taken, values)
+            records += _put_records(process, view, entry.change, taken, stored, values)
         elif isinstance(entry.change, PutWrites):
             records.append(entry.change.writes)
     if not records:
@@ -445,7 +451,12 @@ def _value_segment(process: Process, view: View, records: Sequence[Record], valu
 
 
 def _put_records(
-    process: Process, view: View, put: Put, taken: set[BlobKey], values: dict[BlobKey, Known]
+    process: Process,
+    view: View,
+    put: Put,
+    taken: set[BlobKey],
+    stored: set[BlobKey],
+    values: dict[BlobKey, Known],
 ) -> list[Record]:
     checkpoint = put.checkpoint
     parent = _find_parent(process, view, checkpoint)
@@ -457,8 +468,8 @@ def _put_records(
         taken.add(key)
         blob = Blob(checkpoint.namespace, channel, version, b"", fresh=fresh)
         before = parent.versions.get(channel) if parent is not None else None
-        # A patch names its base by version, and this very commit may have stored another value under that one.
-        replaced = before is not None and (checkpoint.namespace, channel, version_key(before)) in taken
+        # A patch names its base by version and commit, and this very commit stores another value under that version.
+        replaced = before is not None and (checkpoint.namespace, channel, version_key(before)) in stored
         blobs.append(_with_value(process, view, None if replaced else parent, blob, value, values))
     if parent is not None and not view.has(parent):
         for channel, version in checkpoint.versions.items():
