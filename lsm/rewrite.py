@@ -383,7 +383,7 @@ class _Copy:
             blob: Blob = found[1][-1]
             own = key[1], key[2]
             if self._plan.whole:
-                self._raise_peak(blob)
+                self._raise_peak((blob.namespace, blob.channel), blob.version)
             if (kept is not None and own not in kept.blobs) or (blob.empty and self._plan.whole):
                 continue  # an empty blob need not be there, unless it hides an older one
             base_key = None if blob.extends is None else version_key(blob.extends)
@@ -401,11 +401,10 @@ class _Copy:
         yield from self._log.pump()
         return placed
 
-    def _raise_peak(self, blob: Blob) -> None:
-        channel = blob.namespace, blob.channel
+    def _raise_peak(self, channel: tuple[str, str], version: Version) -> None:
         peak = self._made.peaks.get(channel)
-        if peak is None or is_later(blob.version, peak):
-            self._made.peaks[channel] = blob.version
+        if peak is None or is_later(version, peak):
+            self._made.peaks[channel] = version
 
     def _whole(self, blob: Blob) -> Steps[Blob]:
         """A patch as a blob that stands alone."""
@@ -471,6 +470,9 @@ class _Copy:
         self, checkpoint: Checkpoint, kept: _Kept | None, channels: set[str] | None, placed: _Blobs
     ) -> Steps[None]:
         versions = checkpoint.versions
+        if self._plan.whole:  # a version without a value has been used, too: here it is said to have none
+            for channel, version in versions.items():
+                self._raise_peak((checkpoint.namespace, channel), version)
         changes: dict[str, Any] = {}
         if channels is not None:
             versions = {
