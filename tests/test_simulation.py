@@ -19,7 +19,7 @@ from tools.simulation.shrink import shrink
 
 ROOT = Path(__file__).resolve().parents[1]
 SEEDS = [line for line in (ROOT / "tests/data/seeds.txt").read_text().splitlines() if line and not line.startswith("#")]
-SECONDS = 15.0
+SECONDS = 10.0
 """How long fresh seeds are tried, at most."""
 
 

@@ -325,11 +325,22 @@ class Oracle:
         self._observe(cell, own, EMPTY if value is None else value, began, ended, what, op)
 
     def _base_may_be_gone(self, op: Op, removal: Op) -> bool:
-        """Whether a checkpoint may have been put on one that a removal took, with values that it inherits."""
-        if removal.outcome == "refused" or op.ended <= removal.began:
-            return False
-        parent = "c", op.thread, op.about["namespace"], op.about["parent"]
-        return removal.kind == "delete" or self._removes(removal, parent)[0]
+        """Whether a checkpoint may have been put on one that a removal took, with values that it inherits; or one that
+        it inherits from may have been."""
+        namespace = op.about["namespace"]
+        seen: set[str] = set()
+        ops = [op]
+        while ops:
+            at = ops.pop()
+            parent = at.about["parent"]
+            if parent is None or parent in seen or removal.outcome == "refused" or at.ended <= removal.began:
+                continue
+            seen.add(parent)
+            cell: Cell = ("c", op.thread, namespace, parent)
+            if removal.kind == "delete" or self._removes(removal, cell)[0]:
+                return True
+            ops += self._cells[cell].ops if cell in self._cells else []
+        return False
 
     def _observe_writes(self, op: Op, owner: Cell, stored: Stored, when: tuple[float, float], what: str) -> None:
         began, ended = when
