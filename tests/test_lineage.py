@@ -167,6 +167,22 @@ def test_the_order_in_which_checkpoints_are_live_does_not_matter(nodes: dict[str
     assert answers(one, live, nodes) == answers(other, live, nodes) == answers(nodes, live, nodes)
 
 
+def test_walks_into_one_loop_do_not_stand_for_each_other() -> None:
+    """One enters the loop of a, b and c at a, and needs nothing of c; the other enters at b, and must pass c."""
+    log = frozenset({"a"})
+    nodes = {
+        "a": Node("b", written=log, deltas=log),
+        "b": Node("c", written=log, deltas=log),
+        "c": Node("a", deltas=log),
+        "at a": Node("a", deltas=log),
+        "at b": Node("b", deltas=log),
+    }
+    live = {"at a", "at b"}
+    after = kept(nodes, live, needed(nodes, ["at a", "at b"]))
+    assert answers(after, live, nodes) == answers(nodes, live, nodes)
+    assert answer(after, "at b", "a") == (["b", "a"], None)
+
+
 def test_a_long_chain_is_walked_once_for_all_of_its_checkpoints() -> None:
     # Naively a walk for each: some 200 million steps. It would not end before the test's time is over.
     nodes = {str(n): Node(str(n - 1), written=frozenset("a"), deltas=frozenset("a")) for n in range(20_000)}
