@@ -28,8 +28,8 @@ logger = logging.getLogger("lsm")
 _CLOSING = 10.0
 
 
-class _Stopped(LSMError):
-    """The worker is to end."""
+class _Stopped(Exception):
+    """The worker is to end. Steps may tidy up when they meet it, such as to abort an upload, and end."""
 
 
 class Worker:
@@ -95,10 +95,10 @@ class Worker:
     def _unless_stopped(self, steps: Steps[None]) -> Steps[None]:
         answer: Any = None
         failure: BaseException | None = None
+        told = False
         while True:
-            if self._stopping:
-                steps.close()
-                raise _Stopped("stopped")
+            if self._stopping and not told:
+                told, failure = True, _Stopped("stopped")
             try:
                 request = steps.send(answer) if failure is None else steps.throw(failure)
             except StopIteration:

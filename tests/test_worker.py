@@ -17,12 +17,13 @@ from typing import Any
 
 import pytest
 
+import lsm.rewrite
 from langgraph.checkpoint.lsm import LSMSaver, Retention
 from lsm.compact import due
 from lsm.drive import _Loop
 from lsm.errors import Refused
 from lsm.process import refresh
-from lsm.steps import Create, GetRanges
+from lsm.steps import Create, GetRanges, UploadPart
 from tests.conftest import Backend
 from tests.support.checkpoints import at, chain, ids, listed, put
 from tests.support.processes import output, run, running
@@ -183,6 +184,32 @@ def test_close_stops_between_two_requests(tmp_path: Path, monkeypatch: pytest.Mo
         write(again, 30, configs[-1])
         settle(again)
         assert len(directory(again)) <= 32
+
+
+def test_close_aborts_an_upload_that_is_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody would ever see it again: an object store's listing does not show what was uploaded in part."""
+    uploading, go_on = threading.Event(), threading.Event()
+    monkeypatch.setattr(lsm.rewrite, "_PART", 1000)
+
+    def hold(request: Any) -> None:
+        if isinstance(request, UploadPart):
+            uploading.set()
+            assert go_on.wait(60)
+
+    saver = LSMSaver.from_conn_string(tmp_path.as_uri(), fsync=False)
+    hinder(saver, monkeypatch, hold)
+    configs = write(saver, 150)
+    assert uploading.wait(60)
+    assert list((tmp_path / "tmp").iterdir())
+    closing = threading.Thread(target=saver.close)
+    closing.start()
+    while not saver._worker._stopping:  # type: ignore[union-attr]
+        closing.join(0.001)
+    go_on.set()
+    closing.join(60)
+    assert not closing.is_alive()
+    assert list((tmp_path / "tmp").iterdir()) == []
+    assert listed(saver, at("thread")) == ids(configs)[::-1]
 
 
 def test_a_closed_saver_can_still_be_used_but_rewrites_nothing(tmp_path: Path) -> None:
