@@ -157,7 +157,7 @@ class Audit:
             elif not oracle.has_removals(thread):
                 break
             else:
-                hidden = oracle.hidden(thread, namespace, parent, DELTA)
+                hidden = oracle.hidden(op, DELTA)
                 if hidden is None:
                     return None
                 op, writes, seed = hidden

@@ -198,9 +198,12 @@ class Oracle:
         """Whether anything of a thread may have been removed."""
         return any(removal.outcome != "refused" for removal in self._removals_on(thread))
 
-    def hidden(self, thread: str, namespace: str, id_: str, channel: str) -> tuple[Op, list[Any], Any] | None:
-        """What a checkpoint that is not seen any more contributes to a chain: its call, its writes on a channel, and
-        its value. `None` where that cannot be told."""
+    def hidden(self, child: Op, channel: str) -> tuple[Op, list[Any], Any] | None:
+        """What a parent that is not seen any more contributes to a chain: its call, its writes on a channel, and its
+        value. `None` where that cannot be told: it may have gone before its child came, for one."""
+        thread, namespace, id_ = child.thread, child.about["namespace"], child.about["parent"]
+        if any(self._base_may_be_gone(child, removal) for removal in self._removals_on(thread)):
+            return None
         put = self._only(("c", thread, namespace, id_))
         if put is None or any(each.kind == "delete" for each in self._removals_on(thread)):
             return None
@@ -231,7 +234,8 @@ class Oracle:
         for op in [each for each in self.ledger.ops if each.thread == source and each.cells]:
             if op.outcome == "refused" or op.began > copy.ended:
                 continue
-            clone = replace(op, thread=target, cells={moved(cell): value for cell, value in op.cells.items()})
+            cells = {moved(cell): value for cell, value in op.cells.items()}
+            clone = replace(op, thread=target, cells=cells, about={**op.about, "copied": copy.ended})
             owner: Cell = ("c", source, op.about["namespace"], op.about["id"])
             if copy.outcome == "acked" and self._certain(op, owner, copy.began):
                 clone.outcome, clone.known = "acked", copy.ended
@@ -275,7 +279,7 @@ class Oracle:
             self._last_wins(history, owner, possible, began, what, surely)
         for removal in self._removals_on(cell[1]) if cell == owner else ():
             over = removal.outcome == "acked" and removal.ended <= began
-            if over and all(op.ended <= removal.began for op in possible) and self._removes(removal, owner)[1]:
+            if over and all(_there_since(op) <= removal.began for op in possible) and self._removes(removal, owner)[1]:
                 raise Violation(f"{what} is there although {removal} removed it")
         if len(possible) == 1:
             possible[0].known = min(possible[0].known, ended)
@@ -382,6 +386,11 @@ class _Empty:
 
 EMPTY = _Empty()
 """What a blob's cell holds where the channel had no value."""
+
+
+def _there_since(op: Op) -> float:
+    """When what a call stored was in its thread for sure, if at all: a copy brings it later than it was stored."""
+    return max(op.ended, op.about.get("copied", 0.0))
 
 
 def _precedes(op: Op, other: Op) -> bool:
