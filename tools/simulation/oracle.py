@@ -321,12 +321,30 @@ class Oracle:
         own = "c", thread, namespace, op.about["id"]
         what = f"{what}, channel {channel!r} at {version!r}"
         if value is None and not any(each.cells[cell] is EMPTY for each in history.ops):
-            if not any(self._base_may_be_gone(op, removal) for removal in self._removals_on(thread)):
-                for each in history.ops:
-                    if (each is op or each.known <= began) and each.outcome != "refused":
-                        raise Violation(f"{what} is lost: {each} stored it")
+            for each in history.ops:
+                happened = (each is op or each.known <= began) and each.outcome != "refused"
+                if happened and not any(
+                    self._base_may_be_gone(op, removal) or self._blob_may_be_gone(each, cell, op, removal)
+                    for removal in self._removals_on(thread)
+                ):
+                    raise Violation(f"{what} is lost: {each} stored it")
             return
         self._observe(cell, own, EMPTY if value is None else value, began, ended, what, op)
+
+    def _blob_may_be_gone(self, call: Op, cell: Cell, op: Op, removal: Op) -> bool:
+        """Whether a removal may have taken what a call stored under a version, since the checkpoints that have that
+        version (by way of whom `op` has it) came later."""
+        if call is op or removal.outcome == "refused" or removal.ended <= call.began:
+            return False
+        if removal.kind != "delete" and not self._removes(removal, _checkpoint_cell(call))[0]:
+            return False
+        *_, channel, version = cell
+        heir: Op | None = op
+        while heir is not None and heir.ended > removal.began:
+            parents = self._cells.get(("c", op.thread, op.about["namespace"], heir.about["parent"]))
+            ops = parents.ops if parents is not None else []
+            heir = next((each for each in ops if each.about["versions"].get(channel) == version), None)
+        return heir is None
 
     def _base_may_be_gone(self, op: Op, removal: Op) -> bool:
         """Whether a checkpoint may have been put on one that a removal took, with values that it inherits; or one that
