@@ -22,7 +22,7 @@ from lsm.format.segment import SegmentInfo
 from lsm.lineage import KeepLatest, KeepRule, Without
 from lsm.listing import all_threads
 from lsm.process import Process, Thread, refresh
-from lsm.read import Scan, SegmentGone, materialise
+from lsm.read import Scan, SegmentGone, materialise, reading
 from lsm.rewrite import Plan, rewrite
 from lsm.steps import All, Steps, results
 from lsm.swap import Outdated, graft, swap
@@ -181,14 +181,16 @@ def delete_runs(process: Process, terms: Sequence[bytes], doomed: Callable[[Type
 def _delete_runs(
     process: Process, thread: Thread, terms: Sequence[bytes], doomed: Callable[[Typed], bool]
 ) -> Steps[None]:
-    view = yield from refresh(process, thread)
-    if view is None:
-        return
-    keys: set[CheckpointKey] = set()
-    scan = Scan(process, thread, view, terms=[terms])
-    while items := (yield from scan.next(64)):
-        stored = yield from materialise(process, thread, view, items)
-        keys.update((each.namespace, each.id) for each in stored if doomed(each.metadata))
+    def find(view: View) -> Steps[set[CheckpointKey]]:
+        keys: set[CheckpointKey] = set()
+        scan = Scan(process, thread, view, terms=[terms])
+        while items := (yield from scan.next(64)):
+            stored = yield from materialise(process, thread, view, items)
+            keys.update((each.namespace, each.id) for each in stored if doomed(each.metadata))
+        return keys
+
+    nothing: set[CheckpointKey] = set()
+    keys = yield from reading(process, thread, find, nothing)
     if keys:
         yield from keep(process, thread, lambda: Without(keys))
 
