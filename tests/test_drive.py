@@ -279,6 +279,7 @@ def test_a_cancelled_waiter_leaves_the_future(storage: Storage, caplog: pytest.L
 @pytest.mark.parametrize("items", [1, 3])
 def test_an_interrupt_is_thrown_in(remote: Remote, items: int) -> None:
     seen: list[Any] = []
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 
     def steps() -> Steps[None]:
         try:
@@ -294,8 +295,11 @@ def test_an_interrupt_is_thrown_in(remote: Remote, items: int) -> None:
 
     thread = threading.Thread(target=interrupt)
     thread.start()
-    with pytest.raises(KeyboardInterrupt):
-        run(steps(), remote)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run(steps(), remote)
+    finally:
+        signal.signal(signal.SIGINT, before)
     thread.join()
     remote.opened.set()
     assert seen == [KeyboardInterrupt, None]
