@@ -119,7 +119,6 @@ FAULTS = [
         "lsm.lineage:needed",
         "path.append((ancestor, wanted))",
         "path.append((ancestor, wanted - nodes[ancestor].stored))",
-        quick=True,
     ),
     Fault(
         "collected without grace",
@@ -155,12 +154,6 @@ FAULTS = [
         "view.tail.frames[old.count : view.count]",
         "[]",
         quick=True,
-    ),
-    Fault(
-        "commit ids are forgotten with a flush",
-        "lsm.flush:_remember",
-        "        last[writer] = count\n",
-        "",
     ),
     Fault(
         "writes that come before their checkpoint are not carried",
@@ -202,13 +195,6 @@ FAULTS = [
         "lsm.swap:_carry",
         "rebased(blank, slim, process.compression, frames, slim.seq) if frames else blank",
         "blank",
-        quick=True,
-    ),
-    Fault(
-        "orphans are removed while a write that names them may still come",
-        "lsm.collect:_fence",
-        "    header = replace(",
-        "    return True\n    header = replace(",
         quick=True,
     ),
     Fault(

@@ -363,7 +363,7 @@ class _Chat:
             values[channel] = self._value(channel)
         if self.cast.scenario.named_deltas:
             versions[DELTA] = self._version()
-            if random.random() < 0.2:
+            if random.random() < 0.35:
                 values[DELTA] = self._value(DELTA)
         return versions, values
 

@@ -70,16 +70,16 @@ class Scenario:
 
 
 _ROLES = {
-    "chat": 8,
-    "read": 3,
+    "chat": 6,
+    "read": 2,
     "browse": 1,
-    "flush": 2,
+    "flush": 1.5,
     "compact": 2,
-    "collect": 1,
-    "prune": 0.4,
-    "delete_runs": 0.4,
-    "copy": 0.4,
-    "delete": 0.25,
+    "collect": 2,
+    "prune": 1.2,
+    "delete_runs": 0.6,
+    "copy": 0.5,
+    "delete": 0.3,
 }
 
 
@@ -88,14 +88,18 @@ def make(seed: int | str) -> Scenario:
     random = Random(f"scenario {seed}")
     appends = random.random() < 0.4
     nodes = random.choice((1, 2, 2, 3))
-    threads = ["a"] if random.random() < 0.6 else ["a", "b"]
+    exclusive = random.random() < 0.25
+    threads = ["a"] if exclusive or random.random() < 0.6 else ["a", "b"]
     numbers = iter(range(1, 1000))
     phases = []
     for _ in range(random.choice((1, 2, 2, 3))):
-        roles = ["chat", *random.choices(list(_ROLES), list(_ROLES.values()), k=random.randrange(1, 4))]
+        roles = [
+            *(["chat"] * (3 if exclusive else 1)),
+            *random.choices(list(_ROLES), list(_ROLES.values()), k=random.randrange(1, 4)),
+        ]
         phases.append(
             tuple(
-                Actor(next(numbers), role, random.randrange(nodes), random.choice(threads), random.choice((1, 2, 4, 6)))
+                Actor(next(numbers), role, random.randrange(nodes), random.choice(threads), random.choice((1, 2, 3, 5)))
                 for role in roles
             )
         )
@@ -103,7 +107,7 @@ def make(seed: int | str) -> Scenario:
     limits = Limits(
         inline=inline,
         frame=inline * 2,
-        tail=random.choice((500, 1500, 4000)),
+        tail=random.choice((500, 500, 1500, 4000)),
         heads=random.choice((300, 2000, 8000)),
         small=random.choice((0, 300, 3000)),
         directory=random.choice((3, 6, 20)),
@@ -120,7 +124,7 @@ def make(seed: int | str) -> Scenario:
         random.random() < 0.9,
         random.random() < 0.15,
         random.random() < 0.7,
-        random.random() < 0.25,
+        exclusive,
         sample(appends, random),
         tuple(phases),
     )

@@ -322,7 +322,7 @@ class Flight:
         if self.fault is Fault.LATE_ANSWER:
             delay += self.world.late(self.random)
         elif self.fault in (Fault.AFTER, Fault.LOST):  # the client has waited for the answer, and tried again
-            delay += self.random.choice((0.0, 0.1, 1.0)) * self.random.random()
+            delay += self.random.choice((0.0, 0.3, 1.0)) * self.random.random()
         self.world.after(delay, self._answered, value, error)
 
     def _answered(self, value: Any, error: StorageError | None) -> None:
