@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -241,7 +242,9 @@ def _lead(process: Process, thread: Thread, own: Entry) -> Steps[None]:
                 yield from _commit_batch(process, thread, batch)
             except LSMError as error:
                 for entry in batch.members:
-                    _settle(entry, error)
+                    own_error = copy(error)  # each is raised elsewhere
+                    own_error.__cause__ = error.__cause__
+                    _settle(entry, own_error)
             with thread.lock:
                 thread.batch = None
     finally:

@@ -211,7 +211,7 @@ class Engine:
         Returns:
             The checkpoint with its values and writes, or `None`.
         """
-        self.process.failed.pop(thread_id, None)
+        failed = frozenset(self.process.failed.get(thread_id, ()))
         thread = self.process.thread(thread_id)
 
         def answer(view: View) -> Steps[Stored | None]:
@@ -227,7 +227,10 @@ class Engine:
             self._remember(view, item.checkpoint)
             return (yield from materialise(self.process, thread, view, [item]))[0]
 
-        return (yield from reading(self.process, thread, answer, None))
+        found = yield from reading(self.process, thread, answer, None)
+        if failed:  # whoever has read what is stored goes on from that
+            self.process.failed[thread_id] = self.process.failed.get(thread_id, set()) - failed
+        return found
 
     def _shows(self, thread: Thread, view: View, item: Item) -> Steps[bool]:
         if self.retention is None:

@@ -185,27 +185,20 @@ class FileStorage:
     # Whole files
 
     def _create(self, request: Create) -> Tag:
-        temporary, tag = self._write_temporary(request.body)
-        try:
-            self._place(os.link, temporary, request.key)
-        except FileExistsError:
-            raise self._conflict(request.key) from None
-        finally:
-            _remove(temporary)
-        self._sync_folder_of(request.key)
+        with self._temporary(request.body) as (temporary, tag):
+            try:
+                self._place(os.link, temporary, request.key)
+            except FileExistsError:
+                raise self._conflict(request.key) from None
+            self._sync_folder_of(request.key)
         return tag
 
     def _put_if(self, request: PutIf) -> Tag:
         if request.tag is None:
             return self._create(Create(request.key, request.body))
-        temporary, tag = self._write_temporary(request.body)
-        try:
-            with self._locked(request.key, request.tag):
-                os.rename(temporary, self._path(request.key))
-                self._sync_folder_of(request.key)
-        except BaseException:
-            _remove(temporary)
-            raise
+        with self._temporary(request.body) as (temporary, tag), self._locked(request.key, request.tag):
+            os.rename(temporary, self._path(request.key))
+            self._sync_folder_of(request.key)
         return tag
 
     def _append(self, request: Append) -> Tag:
@@ -215,9 +208,9 @@ class FileStorage:
                 _write(descriptor, request.new, stat.st_size)
                 os.utime(descriptor, ns=(stat.st_atime_ns, stat.st_mtime_ns))
                 self._sync(descriptor)
-            except OSError:
-                # Cut off what was written. A reader may have seen it, and the next append may come out at the same
-                # length: hence a new birth.
+            except BaseException:
+                # Cut off what was written, also where somebody was interrupted. A reader may have seen it, and the next
+                # append may come out at the same length: hence a new birth.
                 os.ftruncate(descriptor, stat.st_size)
                 _stamp(descriptor)
                 raise
@@ -303,19 +296,23 @@ class FileStorage:
             finally:
                 os.close(descriptor)
 
-    def _write_temporary(self, body: bytes) -> tuple[str, FileTag]:
+    @contextmanager
+    def _temporary(self, body: bytes) -> Iterator[tuple[str, FileTag]]:
+        """A new file, whole and synced, to be put into its place meanwhile. It is locked, so that nobody's commit is
+        appended to it before its place is durable, too."""
         path, descriptor = self._open_temporary()
         try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
             try:
                 _write(descriptor, body, 0)
                 _stamp(descriptor)
                 self._sync(descriptor)
-                return path, _tag(os.fstat(descriptor))
+                yield path, _tag(os.fstat(descriptor))
             finally:
-                os.close(descriptor)
-        except BaseException:
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+        finally:
+            os.close(descriptor)
             _remove(path)
-            raise
 
     def _open_temporary(self) -> tuple[str, int]:
         path = f"{self._root}/{TEMPORARY}/{secrets.token_hex(16)}"
