@@ -65,11 +65,6 @@ class Cache:
             self._entries[new] = entry
             self.size += entry[1]
 
-    def drop(self, key: Hashable) -> None:
-        """Forget an entry."""
-        with self._lock:
-            self._drop(key)
-
     def _drop(self, key: Hashable) -> None:
         entry = self._entries.pop(key, None)
         if entry is not None:

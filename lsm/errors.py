@@ -65,10 +65,6 @@ class ForkedProcessError(LSMError):
     """The saver was used before `os.fork()`, and its object-store client does not survive in the child."""
 
 
-class MissingExtraError(LSMError, ImportError):
-    """An optional dependency is not installed; the message names the extra to install."""
-
-
 class StorageError(LSMError):
     """The storage could not do what was asked.
 

@@ -13,8 +13,6 @@ MANIFEST = 256 << 10
 """No manifest is larger, in bytes."""
 HEADER = 64 << 10
 """No header is larger, in bytes."""
-VALUE = 2**32 - 1024
-"""No single value is larger, in bytes: lengths are four bytes on storage."""
 
 
 @dataclass(frozen=True, slots=True)

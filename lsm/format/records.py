@@ -14,8 +14,8 @@ Rules of this module:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import msgpack
 
@@ -348,14 +348,6 @@ def _unpack_checkpoint(rest: list[Any], value: Value, seq: int, own: tuple[int, 
         _number(flags),
         seq,
     )
-
-
-def with_value(record: RecordT, value: Value) -> RecordT:
-    """The same record with its value elsewhere."""
-    return replace(record, value=value)
-
-
-RecordT = TypeVar("RecordT", Checkpoint, Writes, Blob)
 
 
 def _packb(value: Any) -> bytes:
