@@ -317,6 +317,9 @@ def _send(process: Process, thread: Thread, view: View | None, batch: Batch) -> 
     if view is None:
         thread.flush = None
         view = _first_view(process, thread)
+        if sum(entry.change.size for entry in batch.members) > process.limits.inline:
+            # What is uploaded for a thread needs a manifest that the collector can change: see `lsm.collect`.
+            view = replace(view, tag=(yield PutIf(thread.key, view.header_bytes, None)))
     flush = thread.flush
     if flush is not None and (not flush.fits(view) or now - flush.made > process.limits.grace / 2):
         flush = thread.flush = None

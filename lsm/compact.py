@@ -16,7 +16,8 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 
 from lsm.commit import Nothing, commit
-from lsm.errors import CommitTimeout
+from lsm.errors import CommitTimeout, Conflict, Throttled, Unavailable
+from lsm.format.manifest import Header, pack_header
 from lsm.format.records import Typed
 from lsm.format.segment import SegmentInfo
 from lsm.lineage import KeepLatest, KeepRule, Without
@@ -24,7 +25,7 @@ from lsm.listing import all_threads
 from lsm.process import Process, Thread, refresh
 from lsm.read import Scan, SegmentGone, materialise, reading
 from lsm.rewrite import Plan, rewrite
-from lsm.steps import All, Steps, results
+from lsm.steps import All, PutIf, Steps, results
 from lsm.swap import Outdated, graft, swap
 from lsm.view import CheckpointKey, View
 
@@ -201,13 +202,17 @@ def copy(process: Process, source: Thread, target: Thread) -> Steps[None]:
         view = yield from _flushed(process, source)
         if view is None or not (inputs := all_logs(view)):
             return
-        there = yield from refresh(process, target)
-        incarnation = there.incarnation if there is not None else process.entropy(8)
-        plan = Plan(view, inputs, (), target.id, incarnation, copying=True)
         try:
+            there = yield from refresh(process, target)
+            if there is None:
+                # What is uploaded for a thread needs a manifest that the collector can change: see `lsm.collect`.
+                header = pack_header(Header(target.id, process.entropy(8)), process.compression)
+                yield PutIf(target.key, header, None)
+                continue
+            plan = Plan(view, inputs, (), target.id, there.incarnation, copying=True)
             yield from graft(process, target, (yield from rewrite(process, source, plan)))
             return
-        except (Outdated, SegmentGone) as error:
+        except (Conflict, Outdated, SegmentGone, Throttled, Unavailable) as error:
             logger.debug("thread %r: copying begins again (%s)", source.id, error)
 
 

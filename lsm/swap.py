@@ -60,20 +60,17 @@ def swap(process: Process, thread: Thread, made: Rewritten) -> Steps[None]:
 
 
 def graft(process: Process, thread: Thread, made: Rewritten) -> Steps[None]:
-    """Add segments to a thread that may exist already: what it has itself is the newer.
+    """Add segments to a thread: what it has itself is the newer.
 
     Raises:
         CommitTimeout: If other writers or the store kept it from succeeding.
     """
 
     def change(view: View | None, now: float) -> Steps[Header]:
-        header = view.header if view is not None else Header(thread.id, made.incarnation)
         yield from ()
-        if header.incarnation != made.incarnation:
+        if view is None or view.incarnation != made.incarnation:
             raise Outdated("the thread to copy to was made anew")
-        if view is None:
-            return _swapped(process, replace(header, seq=1), header.next_number, made, now, int(now * 1000))
-        return _swapped(process, header, view.next_number, made, now, int(now * 1000))
+        return _swapped(process, view.header, view.next_number, made, now, int(now * 1000))
 
     yield from _until_stored(process, thread, made, change)
 
