@@ -8,7 +8,8 @@ Rules of this module:
 - Requests to a local storage are executed where the driver is, one after the other: no thread, no suspension.
   Requests to a remote one run side by side, where an `All` says so.
 - The items of an `All` never wait for each other.
-- All threads are daemons. What must not be lost when the interpreter exits is waited for, for so long.
+- All threads are daemons. What must not be lost when the interpreter exits is waited for, for so long; and so are the
+  threads of a remote storage's library that may still be in Python.
 """
 
 from __future__ import annotations
@@ -40,6 +41,11 @@ DETACHED = 32
 
 EXIT_SECONDS = 30.0
 """How long an exiting interpreter, and `Runtime.close`, wait for detached steps."""
+
+EXIT_PAUSE = 0.1
+"""Seconds between the last answer to an async request and the exit of the interpreter. obstore's own threads wake event
+loops by calling Python, and up to 3.13 an exiting interpreter ends such a thread in the middle, which Rust takes for
+a failure and aborts the process (https://github.com/PyO3/pyo3-async-runtimes/issues/40)."""
 
 # Guards who has which threads. Held across a fork, so that it is free in the child.
 _lock = threading.Lock()
@@ -227,6 +233,7 @@ _Background = _Threads | _Loop
 
 _runtimes: weakref.WeakSet[Runtime] = weakref.WeakSet()
 _beside: dict[int, _Threads] = {}  # by process: what its sync callers have under way side by side
+_answered = -EXIT_PAUSE  # when a remote storage last answered an async request, on the monotonic clock
 
 
 @atexit.register
@@ -234,6 +241,7 @@ def _drain_all() -> None:
     deadline = time.monotonic() + EXIT_SECONDS
     for runtime in list(_runtimes):
         runtime.drain(max(0.0, deadline - time.monotonic()))
+    time.sleep(max(0.0, _answered + EXIT_PAUSE - time.monotonic()))
 
 
 def _track(future: Future[Any], under_way: set[Future[Any]]) -> None:
@@ -317,7 +325,15 @@ async def _aanswer(request: Any, storage: Storage) -> Any:
         return await asyncio.sleep(request.seconds)
     if kind is Now:
         return time.time()
-    return storage.execute(request) if storage.local else await storage.aexecute(request)
+    return storage.execute(request) if storage.local else await _aremote(request, storage)
+
+
+async def _aremote(request: Any, storage: Storage) -> Any:
+    global _answered
+    try:
+        return await storage.aexecute(request)
+    finally:
+        _answered = time.monotonic()
 
 
 def _all(items: Sequence[Any], storage: Storage) -> list[Any]:

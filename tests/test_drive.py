@@ -437,6 +437,31 @@ def test_an_exit_waits_for_detached_steps(tmp_path: Any, request: pytest.Fixture
     assert open_storage(url, store_options=options).execute(Get("latest")) is not None
 
 
+WOKEN = """
+import asyncio, time
+from lsm.drive import Runtime
+from lsm.steps import Create
+from lsm.storage import open_storage
+
+class Slow(asyncio.SelectorEventLoop):
+    def _write_to_self(self):  # a thread that wakes this loop is not given the processor again for a while
+        super()._write_to_self()
+        for _ in range(60):
+            time.sleep(0.0005)
+
+def create(key):
+    return (yield Create(key, b"x"))
+
+loop = Slow()
+loop.run_until_complete(Runtime(open_storage(ARGS["url"], store_options=ARGS["options"])).arun(create("a")))
+loop.close()
+"""
+
+
+def test_an_exit_waits_for_the_threads_that_wake_event_loops(s3: Any) -> None:
+    processes.run(WOKEN, {"url": s3.url(), "options": s3.store_options})
+
+
 @pytest.mark.parametrize("kind", ["local", "remote"])
 def test_a_forked_child_starts_its_own_threads(kind: str) -> None:
     storage = open_storage("memory://") if kind == "local" else Remote()
