@@ -22,11 +22,8 @@ def term_hash(*parts: bytes) -> bytes:
         >>> term_hash(b"a", b"b") == term_hash(b"ab"), len(term_hash(b"a"))
         (False, 8)
     """
-    digest = hashlib.blake2b(digest_size=HASH_BYTES)
-    for part in parts:
-        digest.update(len(part).to_bytes(4, "little"))
-        digest.update(part)
-    return digest.digest()
+    divided = b"".join([each for part in parts for each in (len(part).to_bytes(4, "little"), part)])
+    return hashlib.blake2b(divided, digest_size=HASH_BYTES).digest()
 
 
 def make(hashes: Collection[bytes], largest: int) -> bytes:

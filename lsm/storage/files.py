@@ -25,6 +25,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import secrets
 import stat as modes
 import sys
@@ -62,6 +63,8 @@ PAGE = 1000
 
 TEMPORARY = "tmp"
 """The folder of temporary files, below the root."""
+
+_KEY = re.compile(r"[^./\0][^/\0]*(/[^./\0][^/\0]*)*")
 
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 _CHANGE = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -129,15 +132,15 @@ class FileStorage:
     # Reading
 
     def _get(self, request: Get) -> Found | Appended | Unchanged | None:
+        path, known = self._path(request.key), request.unless
         try:
-            descriptor = os.open(self._path(request.key), _READ)
+            if known is not None and _tag(os.lstat(path)) == known:
+                return "unchanged"
+            descriptor = os.open(path, _READ)
         except FileNotFoundError:
             return None
         try:
             tag = _tag(os.fstat(descriptor))
-            known = request.unless
-            if tag == known:
-                return "unchanged"
             if isinstance(known, FileTag) and known.length == request.start and _grew(known, tag):
                 return Appended(_read(descriptor, request.start, tag.length), tag)
             return Found(_read(descriptor, 0, tag.length), tag)
@@ -202,8 +205,7 @@ class FileStorage:
         return tag
 
     def _append(self, request: Append) -> Tag:
-        with self._locked(request.key, request.tag) as descriptor:
-            stat = os.fstat(descriptor)
+        with self._locked(request.key, request.tag) as (descriptor, stat):
             try:
                 _write(descriptor, request.new, stat.st_size)
                 os.utime(descriptor, ns=(stat.st_atime_ns, stat.st_mtime_ns))
@@ -266,13 +268,13 @@ class FileStorage:
 
     def _path(self, key: str) -> str:
         # Keys come from the project's own names; this is the last line, should one ever carry a path.
-        if "\0" in key or any(not part or part.startswith(".") for part in key.split("/")):
+        if not _KEY.fullmatch(key):
             raise ValueError(f"{key!r} is not a key: its parts may neither be empty nor start with a dot")
         return f"{self._root}/{key}"
 
     @contextmanager
-    def _locked(self, key: str, tag: Tag | None = None) -> Iterator[int]:
-        """The file of `key`, open and locked; `Conflict` if there is none, or its tag is not `tag`."""
+    def _locked(self, key: str, tag: Tag | None = None) -> Iterator[tuple[int, os.stat_result]]:
+        """The file of `key`, open and locked, and its state; `Conflict` if there is none, or its tag is not `tag`."""
         path = self._path(key)
         while True:
             try:
@@ -287,7 +289,7 @@ class FileStorage:
                         continue  # replaced or removed while we waited: the lock that counts is another file's
                     if tag is not None and _tag(locked) != tag:
                         raise self._conflict(key)
-                    yield descriptor
+                    yield descriptor, locked
                     return
                 finally:
                     # Not left to close(): a process forked meanwhile has a copy of the descriptor, and with it
