@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lsm.errors import CommitTimeout, ConcurrentRunError, Conflict, LSMError, Throttled, Unavailable
+from lsm.find import latest
 from lsm.flush import landed, prepare
 from lsm.format import patch
 from lsm.format.manifest import CommitId, Frame, Header, pack_frame, pack_header
@@ -42,7 +43,6 @@ from lsm.format.records import (
 from lsm.format.segment import SegmentInfo, SegmentWriter, Slot
 from lsm.limits import MANIFEST
 from lsm.process import Known, Process, Thread, refresh
-from lsm.read import latest
 from lsm.root import verify_root
 from lsm.steps import All, Append, Now, PutIf, Sleep, Steps, Wait, results
 from lsm.upload import upload

@@ -17,13 +17,15 @@ from collections.abc import Callable, Iterable, Sequence
 
 from lsm.commit import Nothing, commit
 from lsm.errors import CommitTimeout, Conflict, Throttled, Unavailable
+from lsm.fetch import SegmentGone
+from lsm.find import Scan
 from lsm.format.manifest import Header, pack_header
 from lsm.format.records import Typed
 from lsm.format.segment import SegmentInfo
 from lsm.lineage import KeepLatest, KeepRule, Without
 from lsm.listing import all_threads
 from lsm.process import Process, Thread, refresh
-from lsm.read import Scan, SegmentGone, materialise, reading
+from lsm.read import materialise, reading
 from lsm.rewrite import Plan, rewrite
 from lsm.steps import All, PutIf, Steps, results
 from lsm.swap import Outdated, graft, swap

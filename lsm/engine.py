@@ -17,6 +17,7 @@ from lsm.collect import Collected, collect, collect_thread, delete_all, list_all
 from lsm.commit import Change, Nothing, Put, PutWrites, commit
 from lsm.compact import all_logs, compact, copy, delete_runs, due, keep, prune
 from lsm.errors import Conflict, IncompleteWritesError, LSMError, Throttled, Unavailable
+from lsm.find import Item, Scan, Terms, by_id, latest
 from lsm.format.envelope import Compression
 from lsm.format.names import is_for, segments_prefix
 from lsm.format.records import Checkpoint, Typed, Version, Writes, pack_payload, pack_writes
@@ -24,7 +25,7 @@ from lsm.history import ChannelHistory, history
 from lsm.limits import FILES, OBJECTS, Limits
 from lsm.listing import Listing
 from lsm.process import Process, Thread, refresh
-from lsm.read import Item, Scan, Stored, Terms, by_id, latest, materialise, reading
+from lsm.read import Stored, materialise, reading
 from lsm.retention import Expire, Horizon, Retention
 from lsm.root import verify_root
 from lsm.steps import All, DeleteIf, Now, Steps, results

@@ -14,11 +14,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from lsm.fetch import load_runs
+from lsm.find import Gathering, Item, by_id, latest
 from lsm.format.records import Checkpoint, Place, Typed, version_key
 from lsm.format.segment import Run, SegmentInfo, above
 from lsm.process import Process, Thread
-from lsm.read import Gathering, Item, Materials, PendingWrite, by_id, latest, load_runs, settled
+from lsm.read import PendingWrite, settled
 from lsm.steps import Steps
+from lsm.values import Materials
 from lsm.view import BlobKey, View
 
 

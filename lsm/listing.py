@@ -15,9 +15,11 @@ from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush
 
 from lsm.errors import CorruptionError
+from lsm.fetch import SegmentGone
+from lsm.find import Item, Scan, Terms
 from lsm.format.names import MANIFESTS, manifest_key, thread_id_of
 from lsm.process import Process, Thread, missing, refresh
-from lsm.read import Item, Scan, SegmentGone, Stored, Terms, materialise
+from lsm.read import Stored, materialise
 from lsm.retention import Horizon, Retention
 from lsm.steps import All, Get, List, Now, Steps, results
 from lsm.view import CheckpointKey, View, open_view

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from lsm.find import Item, Scan, by_id, latest
 from lsm.format.records import HIDDEN, Checkpoint
 from lsm.lineage import Nodes, is_call
 from lsm.process import Process, Thread
-from lsm.read import Item, Scan, by_id, latest
 from lsm.steps import Steps
 from lsm.view import View
 

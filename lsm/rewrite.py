@@ -24,6 +24,7 @@ from math import inf
 from typing import Any, NamedTuple
 
 from lsm.errors import CorruptionError, NotFound
+from lsm.fetch import SegmentGone, load_runs
 from lsm.format.bloom import has
 from lsm.format.envelope import unseal
 from lsm.format.names import make_ulid, segment_key
@@ -45,9 +46,9 @@ from lsm.format.records import (
 from lsm.format.segment import Key, SegmentInfo, SegmentWriter, Slot, above, guest_term, rows_of
 from lsm.lineage import KeepRule, Node, needed
 from lsm.process import Process, Thread
-from lsm.read import Materials, SegmentGone, load_runs
 from lsm.steps import AbortUpload, FinishUpload, GetRanges, Now, OpenUpload, Steps, UploadPart
 from lsm.upload import upload
+from lsm.values import Materials
 from lsm.view import BlobKey, CheckpointKey, View, is_later
 
 logger = logging.getLogger("lsm")

@@ -16,15 +16,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from lsm.errors import CommitTimeout, Conflict, LSMError, Throttled, Unavailable
+from lsm.fetch import load_runs
+from lsm.find import Gathering, Scan
 from lsm.flush import build_header, rebased
 from lsm.format.manifest import Header, pack_header
 from lsm.format.names import segment_key
 from lsm.format.records import HIDDEN, Blob, Checkpoint, Place, Record, Writes, version_key
 from lsm.format.segment import SegmentInfo, rows_of
 from lsm.process import Process, Thread, refresh
-from lsm.read import Gathering, Materials, Scan, load_runs
 from lsm.rewrite import Rewritten
 from lsm.steps import Now, PutIf, Sleep, Steps
+from lsm.values import Materials
 from lsm.view import BlobKey, CheckpointKey, View, assemble, is_later
 
 logger = logging.getLogger("lsm")

@@ -22,6 +22,8 @@ from typing import Any, NamedTuple, TypeVar
 from lsm.cache import Cache
 from lsm.collect import Collected, list_all
 from lsm.errors import Conflict, CorruptionError, FormatVersionError, LSMError, NotFound, StorageError
+from lsm.fetch import SegmentGone, load_runs
+from lsm.find import Item, by_id
 from lsm.format.bloom import HASH_BYTES, has
 from lsm.format.names import ROOT_KEY, SEGMENTS, segment_key, segments_prefix
 from lsm.format.records import (
@@ -38,10 +40,10 @@ from lsm.format.records import (
 )
 from lsm.format.segment import MAGIC, Index, SegmentInfo, blob_term, namespace_term, open_footer, rows_of
 from lsm.process import Process, Thread, missing
-from lsm.read import Item, Materials, SegmentGone, by_id, load_runs
 from lsm.rewrite import Rows
 from lsm.root import verify_root
 from lsm.steps import Entry, Get, GetRanges, PutIf, Steps
+from lsm.values import Materials
 from lsm.view import CheckpointKey, View, assemble, is_later, open_view
 from lsm.walk import Manifests, side_by_side, thread_id_at
 
