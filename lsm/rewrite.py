@@ -1,33 +1,29 @@
-"""One rewrite: segments in, what a keep-rule keeps out, the directory swapped by one conditional write.
+"""One rewrite: segments in, segments with what a keep-rule keeps out.
 
 Rules of this module:
 
-- Compaction, prune, deletion of runs, expiry and copying differ in their inputs and keep-rule only.
-- It streams: inputs are merged in order of keys, a page and a window of data at a time. Memory does not grow with the
-  values; with the checkpoints of one namespace only.
+- Compaction, prune, deletion of runs, expiry and copying differ in their inputs and keep-rule only. What a keep-rule
+  keeps is found out by `survey`, namespace by namespace.
+- It streams, from `merge` to `output`: memory does not grow with the values, only with the checkpoints of a namespace.
 - Large values stay in the segments that they lie in, unless those are *drained*: small beside all others, or mostly
   garbage.
 - Inputs are the newest segments, back to some point in time: places point from newer segments to older ones, so that
   none is left pointing at what has gone. What was flushed meanwhile is checked for what it builds on.
 - Pieces are copied as they are, with the pieces that they build on, so that writers may go on patching.
-- Two rewrites may race. One wins the swap; what the other made is an orphan, for the collector.
+- Nothing refers to what is made until `swap` puts it in the place of the inputs. Two rewrites may race: one wins the
+  swap, and what the other made is an orphan, for the collector.
 """
 
 from __future__ import annotations
 
-import heapq
-import logging
-from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import inf
 from typing import Any, NamedTuple
 
-from lsm.errors import CorruptionError, NotFound
-from lsm.fetch import SegmentGone, load_runs
 from lsm.format.bloom import has
-from lsm.format.envelope import unseal
-from lsm.format.names import make_ulid, segment_key
 from lsm.format.records import (
     HIDDEN,
     ORPHAN,
@@ -43,19 +39,15 @@ from lsm.format.records import (
     unpack_writes,
     version_key,
 )
-from lsm.format.segment import Key, SegmentInfo, SegmentWriter, Slot, above, guest_term, rows_of
-from lsm.lineage import KeepRule, Node, needed
+from lsm.format.segment import SegmentInfo, Slot, guest_term
+from lsm.lineage import KeepRule
+from lsm.merge import Rows, Windows, newest
+from lsm.output import Output
 from lsm.process import Process, Thread
-from lsm.steps import AbortUpload, FinishUpload, GetRanges, Now, OpenUpload, Steps, UploadPart
-from lsm.upload import upload
+from lsm.steps import Now, Steps
+from lsm.survey import Kept, survey
 from lsm.values import Materials
 from lsm.view import BlobKey, CheckpointKey, View, is_later
-
-logger = logging.getLogger("lsm")
-
-_WINDOW = 2 << 20
-_WINDOWS = 16
-_PART = 8 << 20
 
 
 @dataclass(slots=True)
@@ -132,154 +124,6 @@ def rewrite(process: Process, thread: Thread, plan: Plan) -> Steps[Rewritten]:
         raise
 
 
-# Reading in order.
-
-
-class Rows:
-    """The records of some segments of one thread, in order of keys; of one namespace, or of all."""
-
-    def __init__(
-        self, process: Process, thread: Thread, infos: Sequence[SegmentInfo], blobs: bool, namespace: str | None = None
-    ):
-        self._process = process
-        self._thread = thread
-        self._namespace = namespace
-        self._inputs = []
-        for info in infos:
-            index = info.blob_index if blobs else info.checkpoint_index
-            runs = index.runs if namespace is None else index.covering((namespace,), above(namespace))
-            self._inputs.append((info, iter(runs)))
-        self._heap: list[tuple[Key, int, int, Record, Iterator[tuple[Key, Record]]]] | None = None
-        self._count = 0
-
-    def peek(self) -> Steps[Key | None]:
-        """The next key."""
-        if self._heap is None:
-            self._heap = []
-            for number in range(len(self._inputs)):
-                yield from self._advance(number, iter(()))
-        return self._heap[0][0] if self._heap else None
-
-    def group(self) -> Steps[tuple[Key, list[Any]] | None]:
-        """The next key with its records, in order of commit, or `None` at the end."""
-        key = yield from self.peek()
-        if key is None or self._heap is None:
-            return None
-        records = []
-        while self._heap and self._heap[0][0] == key:
-            _, number, _, record, rest = heapq.heappop(self._heap)
-            records.append(record)
-            yield from self._advance(number, rest)
-        records.sort(key=lambda record: record.seq)
-        return key, records
-
-    def _advance(self, number: int, rows: Iterator[tuple[Key, Record]]) -> Steps[None]:
-        info, runs = self._inputs[number]
-        while True:
-            for key, record in rows:
-                if self._namespace is None or key[0] == self._namespace:
-                    self._count += 1
-                    assert self._heap is not None
-                    heapq.heappush(self._heap, (key, number, self._count, record, rows))
-                    return
-            run = next(runs, None)
-            if run is None:
-                return
-            (pages,) = yield from load_runs(self._process, self._thread, [(info, run)])
-            rows = rows_of(pages, info, segment_key(self._thread.id, info.ulid))
-
-
-class _Window:
-    """The data of one input, read ahead, and its last blocks."""
-
-    def __init__(self, thread: Thread, info: SegmentInfo):
-        self._thread = thread
-        self._info = info
-        self._start = 0
-        self._data = b""
-        self._blocks: OrderedDict[int, bytes] = OrderedDict()
-
-    def value(self, place: Place) -> Steps[bytes]:
-        block = self._blocks.get(place.offset)
-        if block is None:
-            end = place.offset + place.stored
-            if place.offset < self._start or end > self._start + len(self._data):
-                yield from self._read(place.offset, max(end, min(place.offset + _WINDOW, self._info.size)))
-            at = place.offset - self._start
-            where = segment_key(self._thread.id, self._info.ulid)
-            block = unseal(self._data[at : at + place.stored], self._info.context, where)
-            self._blocks[place.offset] = block
-            if len(self._blocks) > 3:
-                self._blocks.popitem(last=False)
-        return block[place.start : place.start + place.length]
-
-    def _read(self, start: int, end: int) -> Steps[None]:
-        try:
-            (self._data,) = yield GetRanges(segment_key(self._thread.id, self._info.ulid), ((start, end),))
-        except NotFound as error:
-            raise SegmentGone(self._info) from error
-        self._start = start
-
-
-# Writing.
-
-
-class _Output:
-    """A segment that is being written, uploaded in parts where it is large."""
-
-    def __init__(self, process: Process, plan: Plan, now: float, values: bool):
-        base = 0 if plan.copying else min(info.base for info in plan.inputs)
-        name = make_ulid(now, plan.incarnation, process.entropy(6))
-        self.writer = SegmentWriter(name, process.compression, base, values, called=int(values))
-        self.begun = inf
-        self._key = segment_key(plan.target, name)
-        self._handle: Any = None
-        self._parts: list[bytes] = []
-        self._size = 0
-
-    def pump(self) -> Steps[None]:
-        """Send what is ready, if it is enough."""
-        part = self.writer.take()
-        self._parts.append(part)
-        self._size += len(part)
-        if self._size >= _PART:
-            if self._handle is None:
-                self.begun = yield Now()
-                self._handle = yield OpenUpload(self._key)
-            yield UploadPart(self._handle, b"".join(self._parts))
-            self._parts, self._size = [], 0
-
-    def finish(self) -> Steps[SegmentInfo]:
-        info = self.writer.finish()
-        rest = b"".join([*self._parts, self.writer.take()])
-        if self._handle is None:
-            self.begun = yield Now()
-            yield from upload(self._key, rest)
-        else:
-            yield UploadPart(self._handle, rest)
-            yield FinishUpload(self._handle)
-        return info
-
-    def abort(self) -> Steps[None]:
-        if self._handle is not None:
-            yield AbortUpload(self._handle)
-
-
-@dataclass(slots=True)
-class _Kept:
-    """What is kept of one namespace; everything, where there is no keep-rule.
-
-    Attributes:
-        live: The checkpoints that stay visible.
-        needed: The ancestors that stay for their sake, with the channels they stay for.
-        blobs: The blobs that stay, as (channel, version key).
-    """
-
-    live: set[str]
-    needed: dict[str, set[str]]
-    blobs: set[tuple[str, str]]
-
-
 class _Placed(NamedTuple):
     """Where a blob's own piece is now (`None`: it is empty), what it is applied to, and its `seq` in the inputs."""
 
@@ -301,10 +145,11 @@ class _Copy:
         self._plan = plan
         self._now = now
         self._moving = {info.number for info in (*plan.inputs, *plan.drained)}
-        self._log = _Output(process, plan, now, values=False)
-        self._values = _Output(process, plan, now, values=True)
+        base = 0 if plan.copying else min(info.base for info in plan.inputs)
+        output = partial(Output, process, plan.target, plan.incarnation, base, now)
+        self._log, self._values = output(values=False), output(values=True)
         self._values_used = False
-        self._windows: OrderedDict[int, _Window] = OrderedDict()
+        self._windows = Windows(thread, plan.view)
         self._live: Counter[int] = Counter()
         self._made = Rewritten([], {info.ulid for info in (*plan.inputs, *plan.drained)}, plan.incarnation)
 
@@ -318,7 +163,7 @@ class _Copy:
             if not spaces:
                 return
             namespace = min(spaces)
-            kept = (yield from self._survey(namespace)) if self._plan.rule is not None else None
+            kept = yield from self._survey(namespace)
             placed = yield from self._copy_blobs(blobs, namespace, kept)
             yield from self._copy_rows(rows, namespace, kept, placed)
 
@@ -340,43 +185,18 @@ class _Copy:
         yield from self._log.abort()
         yield from self._values.abort()
 
-    # What to keep.
-
-    def _survey(self, namespace: str) -> Steps[_Kept]:
-        """Let the keep-rule choose among the checkpoints of a namespace."""
-        bases: dict[tuple[str, str], str | None] = {}
-        rows = Rows(self._process, self._thread, self._plan.inputs, blobs=True, namespace=namespace)
-        while (found := (yield from rows.group())) is not None:
-            blob = found[1][-1]
-            if not blob.empty:
-                bases[found[0][1:]] = None if blob.extends is None else version_key(blob.extends)  # type: ignore[index]
-        nodes: dict[str, Node] = {}
-        rows = Rows(self._process, self._thread, self._plan.inputs, blobs=False, namespace=namespace)
-        while (found := (yield from rows.group())) is not None:
-            checkpoint = _newest(found[1])
-            if checkpoint is not None:
-                written = {channel for each in found[1] if isinstance(each, Writes) for _, channel in each.entries}
-                nodes[checkpoint.id] = _node(checkpoint, frozenset(written), bases)
-        assert self._plan.rule is not None
-        live = set(self._plan.rule(namespace, nodes))
-        ancestors = needed(nodes, live)
-        wanted = [(channel, version_key(version)) for id_ in live for channel, version in nodes[id_].versions.items()]
-        for id_, channels in ancestors.items():
-            wanted += [(channel, version_key(nodes[id_].versions[channel])) for channel in channels & nodes[id_].stored]
-        blobs: set[tuple[str, str]] = set()
-        for key in wanted:
-            at: tuple[str, str] | None = key
-            while at is not None and at not in blobs and at in bases:
-                blobs.add(at)
-                base = bases[at]
-                at = None if base is None else (at[0], base)
-        self._made.unlinked.update((namespace, id_) for id_ in nodes if id_ not in live)
-        self._made.dropped.update((namespace, *key) for key in bases if key not in blobs)
-        return _Kept(live, ancestors, blobs)
+    def _survey(self, namespace: str) -> Steps[Kept | None]:
+        """What is kept of a namespace; `None` for everything."""
+        if self._plan.rule is None:
+            return None
+        kept = yield from survey(self._process, self._thread, self._plan.inputs, namespace, self._plan.rule)
+        self._made.unlinked |= kept.unlinked
+        self._made.dropped |= kept.dropped
+        return kept
 
     # Blobs.
 
-    def _copy_blobs(self, rows: Rows, namespace: str, kept: _Kept | None) -> Steps[_Blobs]:
+    def _copy_blobs(self, rows: Rows, namespace: str, kept: Kept | None) -> Steps[_Blobs]:
         placed: _Blobs = {}
         while (key := (yield from rows.peek())) is not None and key[0] == namespace:
             found = yield from rows.group()
@@ -441,12 +261,12 @@ class _Copy:
 
     # Checkpoints and writes.
 
-    def _copy_rows(self, rows: Rows, namespace: str, kept: _Kept | None, placed: _Blobs) -> Steps[None]:
+    def _copy_rows(self, rows: Rows, namespace: str, kept: Kept | None, placed: _Blobs) -> Steps[None]:
         hidden_last = False
         while (key := (yield from rows.peek())) is not None and key[0] == namespace:
             found = yield from rows.group()
             assert found is not None
-            checkpoint = _newest(found[1])
+            checkpoint = newest(found[1])
             writes = [each for each in found[1] if isinstance(each, Writes)]
             channels: set[str] | None = None
             if checkpoint is not None:
@@ -468,7 +288,7 @@ class _Copy:
         self._made.stray |= hidden_last
 
     def _copy_checkpoint(
-        self, checkpoint: Checkpoint, kept: _Kept | None, channels: set[str] | None, placed: _Blobs
+        self, checkpoint: Checkpoint, kept: Kept | None, channels: set[str] | None, placed: _Blobs
     ) -> Steps[None]:
         versions = checkpoint.versions
         if self._plan.whole:  # a version without a value has been used, too: here it is said to have none
@@ -505,7 +325,7 @@ class _Copy:
             self._add(replace(writes, value=value, seq=self._seq(writes)), early)
             return
         assert isinstance(writes.value, Place)
-        data = yield from self._read(writes.value)
+        data = yield from self._windows.value(writes.value)
         values = unpack_writes(data, self._thread.key)
         packed = pack_writes(values[position] for position in positions)
         entries = tuple(writes.entries[position] for position in positions)
@@ -530,7 +350,7 @@ class _Copy:
         if value.segment not in self._moving and not self._plan.copying:
             self._live[value.segment] += value.length
             return value
-        data = yield from self._read(value)
+        data = yield from self._windows.value(value)
         slot = self._store(type(record), data)
         yield from self._log.pump()
         yield from self._values.pump()
@@ -541,21 +361,6 @@ class _Copy:
             self._values_used = True
             return self._values.writer.store(kind, data)
         return self._log.writer.store(kind, data)
-
-    def _read(self, place: Place) -> Steps[bytes]:
-        window = self._windows.get(place.segment)
-        if window is None:
-            info = self._plan.view.segment(place.segment)
-            if info is None:
-                raise CorruptionError(
-                    f"thread {self._thread.id!r}: a record lies in segment number {place.segment}, which manifest "
-                    f"{self._thread.key} does not name"
-                )
-            window = self._windows[place.segment] = _Window(self._thread, info)
-            if len(self._windows) > _WINDOWS:
-                self._windows.popitem(last=False)
-        self._windows.move_to_end(place.segment)
-        return (yield from window.value(place))
 
     def _add(self, record: Record, early: bool = False) -> None:
         """Index a record; `early` where its checkpoint may come in a segment that is not among the inputs."""
@@ -569,25 +374,6 @@ class _Copy:
 
     def _seq(self, record: Record) -> int:
         return 0 if self._plan.copying else record.seq
-
-
-def _newest(records: Iterable[Record]) -> Checkpoint | None:
-    found = [each for each in records if isinstance(each, Checkpoint)]
-    return found[-1] if found else None
-
-
-def _node(checkpoint: Checkpoint, written: frozenset[str], bases: dict[tuple[str, str], str | None]) -> Node:
-    stored = {channel for channel, version in checkpoint.versions.items() if (channel, version_key(version)) in bases}
-    return Node(
-        checkpoint.parent,
-        checkpoint.root,
-        checkpoint.time,
-        checkpoint.versions,
-        frozenset(stored),
-        written,
-        None if checkpoint.deltas is None else frozenset(checkpoint.deltas),
-        bool(checkpoint.flags & HIDDEN),
-    )
 
 
 def _winners(calls: Sequence[Writes]) -> list[tuple[Writes, list[int]]]:

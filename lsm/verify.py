@@ -39,8 +39,8 @@ from lsm.format.records import (
     version_key,
 )
 from lsm.format.segment import MAGIC, Index, SegmentInfo, blob_term, namespace_term, open_footer, rows_of
+from lsm.merge import Rows
 from lsm.process import Process, Thread, missing
-from lsm.rewrite import Rows
 from lsm.root import verify_root
 from lsm.steps import Entry, Get, GetRanges, PutIf, Steps
 from lsm.values import Materials

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-import lsm.rewrite
+import lsm.output
 from langgraph.checkpoint.lsm import LSMSaver, Retention
 from lsm.compact import due
 from lsm.drive import _Loop
@@ -189,7 +189,7 @@ def test_close_stops_between_two_requests(tmp_path: Path, monkeypatch: pytest.Mo
 def test_close_aborts_an_upload_that_is_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody would ever see it again: an object store's listing does not show what was uploaded in part."""
     uploading, go_on = threading.Event(), threading.Event()
-    monkeypatch.setattr(lsm.rewrite, "_PART", 1000)
+    monkeypatch.setattr(lsm.output, "_PART", 1000)
 
     def hold(request: Any) -> None:
         if isinstance(request, UploadPart):
