@@ -267,7 +267,7 @@ def _next_batch(thread: Thread) -> Batch:
 
 
 def _commit_batch(process: Process, thread: Thread, batch: Batch) -> Steps[None]:
-    last = yield Now()
+    now = yield Now()
     elapsed, pause, view = 0.0, _FIRST_PAUSE, thread.view
     stale = view is None or batch.sent
     while True:
@@ -280,12 +280,12 @@ def _commit_batch(process: Process, thread: Thread, batch: Batch) -> Steps[None]
                 stale = False
             elif not process.root_verified:
                 yield from _look(process, thread)
-            yield from _send(process, thread, view, batch)
+            yield from _send(process, thread, view, batch, now)
             return _succeed(batch)
         except (Conflict, Throttled, Unavailable) as error:
             last_error, stale = error, True
-        now = yield Now()
-        elapsed, last = elapsed + max(0.0, now - last), now  # a clock that is set back does not end the patience
+        last, now = now, (yield Now())
+        elapsed += max(0.0, now - last)  # a clock that is set back does not end the patience
         if elapsed > process.limits.commit_deadline:
             raise CommitTimeout(
                 f"thread {thread.id!r} in {process.url}: a commit to {thread.key} did not succeed within "
@@ -311,9 +311,8 @@ def _look(process: Process, thread: Thread) -> Steps[View | None]:
     return view  # type: ignore[no-any-return]
 
 
-def _send(process: Process, thread: Thread, view: View | None, batch: Batch) -> Steps[None]:
-    """One attempt to commit a batch on top of a view."""
-    now = yield Now()
+def _send(process: Process, thread: Thread, view: View | None, batch: Batch, now: float) -> Steps[None]:
+    """One attempt to commit a batch on top of a view. `now` is not later than it is."""
     if view is None:
         thread.flush = None
         view = _first_view(process, thread)
@@ -438,8 +437,11 @@ def _frame(
 
 def _too_large(process: Process, records: Sequence[Record]) -> list[Record]:
     """The records whose values do not ride in the frame."""
+    sizes = [len(record.value) for record in records]
+    total = sum(sizes)
+    if total <= process.limits.frame and max(sizes) <= process.limits.inline:
+        return []
     by_size = sorted(records, key=lambda record: len(record.value), reverse=True)
-    total = sum(len(record.value) for record in records)
     large = set()
     for record in by_size:
         if len(record.value) <= process.limits.inline and total <= process.limits.frame:
