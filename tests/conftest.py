@@ -1,4 +1,4 @@
-"""Fixtures of all tests: the backends, and one S3 server for the whole run.
+"""Fixtures of all tests: the backends, and one S3 server (one Azure server) for the whole run.
 
 `backend` runs a test once for each backend: `memory://`, `file://` and S3. Each test gets a store of its own.
 """
@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from langgraph.checkpoint.lsm import LSMSaver
+from tests.support import azurite
 from tests.support.moto import MotoServer, moto_server
 
 BUCKET = "checkpoints"
@@ -25,7 +26,7 @@ class Backend:
     """Where the store of one test is.
 
     Attributes:
-        name: `"memory"`, `"file"` or `"s3"`.
+        name: `"memory"`, `"file"`, `"s3"` or `"azure"`.
         url: Address of the store, as `LSMSaver.from_conn_string` takes it.
         options: What goes with it: `LSMSaver.from_conn_string(backend.url, **backend.options)`.
     """
@@ -59,6 +60,24 @@ def s3() -> Iterator[S3]:
         yield S3(server, server.make_bucket(BUCKET), server.store_options)
 
 
+@dataclass(frozen=True)
+class Azure:
+    """A container on the Azure blob server of this run."""
+
+    container: str
+    store_options: dict[str, Any]
+
+    def url(self) -> str:
+        """Address of a store in the container, at a place that no test has used yet."""
+        return f"az://{self.container}/{uuid.uuid4().hex}"
+
+
+@pytest.fixture(scope="session")
+def azure() -> Iterator[Azure]:
+    with azurite.azurite_server() as server:
+        yield Azure(server.make_container(BUCKET), server.store_options)
+
+
 @pytest.fixture(params=["memory", "file", "s3"])
 def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Backend:
     """A fresh store on each kind of backend."""
@@ -70,5 +89,8 @@ def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Backend:
         case "s3":
             s3: S3 = request.getfixturevalue("s3")
             return Backend("s3", s3.url(), {"store_options": s3.store_options})
+        case "azure":
+            azure: Azure = request.getfixturevalue("azure")
+            return Backend("azure", azure.url(), {"store_options": azure.store_options})
         case other:
             raise ValueError(other)

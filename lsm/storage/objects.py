@@ -95,11 +95,20 @@ _CREDENTIALS = re.compile(r"performing token request|//169\.254\.")  # of the ma
 
 @dataclass(frozen=True, slots=True)
 class ObjectTag:
-    """The ETag of one state of an object; `version` goes with it, and is not in every answer of a store. Tags that are
-    equal have one `repr`, which sweeps remember."""
+    """The ETag of one state of an object. Tags that are equal have one `repr`, which sweeps remember.
 
-    etag: str
+    Attributes:
+        etag: The ETag as the store gave it.
+        version: What goes with it, and is not in every answer of a store.
+        name: What tags are told apart by: the ETag without its quotation marks, which Azure leaves out of listings.
+    """
+
+    etag: str = field(compare=False, repr=False)
     version: str | None = field(default=None, compare=False, repr=False)
+    name: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", self.etag.strip('"'))
 
     def condition(self) -> obstore.UpdateVersion:
         """For `obstore.put`, which takes no `None` for what is missing."""
@@ -245,10 +254,16 @@ class ObjectStorage:
         await obstore.delete_async(self._store, path)
 
     def _list(self, request: List) -> Page:
-        return self._page(next(obstore.list(self._store, **self._listing(request)), []))
+        for found in obstore.list(self._store, **self._listing(request)):
+            if (page := self._page(found, request)).entries:
+                return page
+        return Page([], False)
 
     async def _alist(self, request: List) -> Page:
-        return self._page(await anext(obstore.list(self._store, **self._listing(request)), []))
+        async for found in obstore.list(self._store, **self._listing(request)):
+            if (page := self._page(found, request)).entries:
+                return page
+        return Page([], False)
 
     def _open_upload(self, request: OpenUpload) -> obstore.WritableFile:
         return obstore.open_writer(self._store, self._path(request.key), buffer_size=PART, max_concurrency=2)
@@ -300,10 +315,14 @@ class ObjectStorage:
         offset = None if request.after is None else self._path(request.after)
         return {"prefix": prefix or None, "offset": offset, "chunk_size": PAGE}
 
-    def _page(self, found: Sequence[obstore.ObjectMeta]) -> Page:
-        skip = len(self._prefix)
+    def _page(self, found: Sequence[obstore.ObjectMeta], request: List) -> Page:
+        # Azure was long without a way to begin a listing in the middle, and what speaks its protocol may still be: such
+        # a store lists from the start.
+        skip, after = len(self._prefix), request.after or ""
         entries = [
-            Entry(each["path"][skip:], each["size"], _tag(each), each["last_modified"].timestamp()) for each in found
+            Entry(each["path"][skip:], each["size"], _tag(each), each["last_modified"].timestamp())
+            for each in found
+            if each["path"][skip:] > after
         ]
         return Page(entries, len(found) >= PAGE)
 

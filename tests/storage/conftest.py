@@ -12,9 +12,10 @@ from obstore.store import MemoryStore
 
 from lsm.storage import Storage, open_storage
 from lsm.storage.objects import ObjectStorage
+from tests.support import azurite
 
 
-@pytest.fixture(params=["memory", "file", "s3", "obstore"])
+@pytest.fixture(params=["memory", "file", "s3", "obstore", *(["azure"] if azurite.COMMAND else [])])
 def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Storage]:
     """One of each, empty: `obstore` is a ready store (obstore's own in memory) with a prefix of ours."""
     match request.param:
@@ -24,6 +25,9 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Storage]
             opened = open_storage((tmp_path / "root").as_uri())
         case "obstore":
             opened = ObjectStorage(MemoryStore(), "some/prefix")
+        case "azure":
+            azure = request.getfixturevalue("azure")
+            opened = open_storage(azure.url(), store_options=azure.store_options)
         case _:
             s3 = request.getfixturevalue("s3")
             opened = open_storage(s3.url(), store_options=s3.store_options)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import obstore
 import pytest
 from obstore.store import LocalStore
 
@@ -27,7 +28,7 @@ from lsm.steps import (
     PutIf,
     UploadPart,
 )
-from lsm.storage import open_storage
+from lsm.storage import objects, open_storage
 from lsm.storage.objects import ObjectStorage, ObjectTag
 from tests.support import processes
 from tests.support.moto import moto_server, store_options
@@ -72,6 +73,41 @@ def both_failures(storage: ObjectStorage, request: Any) -> list[BaseException]:
         return await storage.aexecute(request)
 
     return [failure(lambda: storage.execute(request)), failure(lambda: asyncio.run(ask()))]
+
+
+def test_a_store_that_cannot_list_from_the_middle_is_listed_in_pages(s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = connect(s3.server.endpoint, s3.url())
+    keys = [f"m/{number}" for number in range(8)]
+    for key in keys:
+        storage.execute(Create(key, b""))
+    really_list = obstore.list
+
+    def from_the_start(store: Any, *, offset: str | None, **rest: Any) -> Any:
+        return really_list(store, **rest)
+
+    monkeypatch.setattr(obstore, "list", from_the_start)
+    monkeypatch.setattr(objects, "PAGE", 3)
+
+    async def alisted(after: str | None) -> Any:
+        return await storage.aexecute(List("m/", after))
+
+    for ask in (lambda after: storage.execute(List("m/", after)), lambda after: asyncio.run(alisted(after))):
+        listed: list[str] = []
+        more = True
+        while more:
+            page = ask(listed[-1] if listed else None)
+            listed += [entry.key for entry in page.entries]
+            more = page.more
+        assert listed == keys
+
+
+def test_a_tag_is_the_same_with_and_without_quotation_marks() -> None:
+    listed, answered = ObjectTag("0x8D"), ObjectTag('"0x8D"', "version")
+    assert listed == answered
+    assert hash(listed) == hash(answered)
+    assert repr(listed) == repr(answered)
+    assert answered != ObjectTag('"0x8E"', "version")
+    assert answered.condition() == {"e_tag": '"0x8D"', "version": "version"}
 
 
 @pytest.mark.parametrize("request_", [each for each in REQUESTS if not isinstance(each, DeleteIf)], ids=repr)
