@@ -111,7 +111,7 @@ class Tail:
 
     def _raise_peak(self, channel: tuple[str, str], version: Version) -> None:
         peak = self.peaks.get(channel)
-        if peak is None or is_later(version, peak):
+        if peak is None or (version != peak and is_later(version, peak)):
             self.peaks[channel] = version
 
     def _table(self, checkpoint: Checkpoint) -> dict[str, Pieces]:

@@ -47,6 +47,13 @@ def _zstd_compressor() -> zstandard.ZstdCompressor:
     return made
 
 
+def _zstd_decompressor() -> zstandard.ZstdDecompressor:
+    made: zstandard.ZstdDecompressor | None = getattr(_local, "decompressor", None)
+    if made is None:
+        made = _local.decompressor = zstandard.ZstdDecompressor()
+    return made
+
+
 def _compress(raw: bytes, compression: Compression) -> bytes:
     if compression == "zstd":
         return _zstd_compressor().compress(raw)
@@ -61,7 +68,7 @@ def _decompress(payload: bytes, encoding: int, size: int) -> bytes:
         # One call for a frame of known size takes no memory for a window, whatever window the frame asks for.
         if zstandard.frame_content_size(payload) != size:
             return b""
-        return zstandard.ZstdDecompressor().decompress(payload, allow_extra_data=False)
+        return _zstd_decompressor().decompress(payload, allow_extra_data=False)
     if encoding == 2:
         return zlib.decompressobj().decompress(payload, size + 1)
     return lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_LZMA_MEMORY).decompress(payload, size + 1)

@@ -376,7 +376,8 @@ def _text(value: Any) -> str:
 
 
 def _texts(where: str, *values: Any) -> None:
-    _expect(all(isinstance(value, str) for value in values), where)
+    for value in values:
+        _expect(isinstance(value, str), where)
 
 
 def _number(value: Any) -> int:
