@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import signal
 import sys
 from pathlib import Path
@@ -12,7 +11,7 @@ from tools.bench import workloads
 from tools.bench.environments import ROOT
 from tools.bench.orchestrator import Options, Run
 from tools.bench.peers import PEERS
-from tools.bench.report import write_report
+from tools.bench.report import draw_plots, write_results
 
 DEFAULT_OUTPUT = ROOT / "docs" / "performance"
 PARTIAL_OUTPUT = ROOT / "build" / "bench" / "partial"
@@ -40,6 +39,9 @@ def main(arguments: list[str] | None = None) -> int:
     if not plan:
         parser.error(f"no workload begins with {given.only}")
 
+    whole = not (given.quick or given.only or given.peers)
+    output = given.output or (DEFAULT_OUTPUT if whole else PARTIAL_OUTPUT)
+    output.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is stopped
     results = Run(
         Options(
@@ -47,19 +49,18 @@ def main(arguments: list[str] | None = None) -> int:
             plan=plan,
             rounds=given.rounds or (2 if given.quick else 5),
             count=50 if given.quick else 200,
-            seconds=0.1 if given.quick else 0.5,
+            seconds=0.05 if given.quick else 0.5,
             cold=1 if given.quick else 3,
-            slow=0.2 if given.quick else 6.0,
+            slow=0.1 if given.quick else 6.0,
+            filling=10.0 if given.quick else 150.0,
+            budget=3.0 if given.quick else 60.0,
+            patience=60.0 if given.quick else 300.0,
             delay=given.delay / 1000,
             scratch=given.scratch,
-        )
+        ),
+        save=lambda results: print(*write_results(results, output), sep="\n"),
     ).results()
-
-    whole = not (given.quick or given.only or given.peers)
-    output = given.output or (DEFAULT_OUTPUT if whole else PARTIAL_OUTPUT)
-    output.mkdir(parents=True, exist_ok=True)
-    (output / "results.json").write_text(json.dumps(results, indent=1) + "\n")
-    for path in write_report(results, output):
+    for path in draw_plots(results, output):
         print(path)
     return 0
 

@@ -56,6 +56,14 @@ AsyncOpen = Callable[[Place], AbstractAsyncContextManager[Any]]
 
 
 @dataclass(frozen=True)
+class Limit:
+    """The largest size that a peer is asked for, and the reason why it stops there."""
+
+    size: int
+    reason: str
+
+
+@dataclass(frozen=True)
 class Peer:
     """One saver on one kind of storage.
 
@@ -69,9 +77,8 @@ class Peer:
         requires: The distributions it needs, beside LangGraph.
         langgraph: LangGraph's distributions that it needs, where it does not work with ours.
         packages: The distributions whose versions are worth telling.
-        limits: The largest size of a workload, by its family, that it is asked for; sizes beyond would take hours.
-            A limit of 0 leaves the family out.
-        families: The families that it is asked for; all, unless given.
+        limits: The largest sizes of workloads that it is asked for, by family.
+        families: The families that it is about; all, unless given.
     """
 
     title: str
@@ -82,7 +89,7 @@ class Peer:
     requires: tuple[str, ...] = ()
     langgraph: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
-    limits: Mapping[str, int] = field(default_factory=dict)
+    limits: Mapping[str, Limit] = field(default_factory=dict)
     families: frozenset[str] | None = None
 
     @property
@@ -90,9 +97,14 @@ class Peer:
         """Whether its requests are counted."""
         return self.storage == "s3"
 
-    def takes(self, family: str, size: int) -> bool:
-        """Whether it is asked for a workload."""
-        return (self.families is None or family in self.families) and size <= self.limits.get(family, size)
+    def takes_part(self, family: str) -> bool:
+        """Whether a family of workloads says anything about it."""
+        return self.families is None or family in self.families
+
+    def refuses(self, family: str, size: int) -> str | None:
+        """Why it is not asked for a workload of this size; `None` where it is."""
+        limit = self.limits.get(family)
+        return limit.reason if limit is not None and size > limit.size else None
 
 
 # What lives in memory stays there while it is closed: opening the same place finds it again.
@@ -273,8 +285,9 @@ async def _s3_async(place: Place) -> AsyncIterator[Any]:
     yield AsyncS3CheckpointSaver(place.bucket)
 
 
-# One request per checkpoint and more: at 20 ms each, larger sizes take hours.
-_WALKS = {"history": 1_000, "delta": 100}
+_EACH = "it asks for each checkpoint by itself"
+_EACH_FILE = {"history": Limit(1_000, _EACH), "delta": Limit(1_000, _EACH)}
+_EACH_OBJECT = {"history": Limit(1_000, _EACH), "delta": Limit(100, _EACH)}
 
 PEERS: dict[str, Peer] = {
     "lsm-file": Peer(
@@ -289,7 +302,7 @@ PEERS: dict[str, Peer] = {
         "file",
         _lsm_file(fsync=False),
         compact=_lsm_compact,
-        limits={"history": 1_000},  # reads are those of `lsm-file`
+        limits={"history": Limit(1_000, "it reads as with fsync")},
     ),
     "memory": Peer("InMemorySaver", "memory", _memory, packages=("langgraph-checkpoint",)),
     "sqlite": Peer(
@@ -314,9 +327,9 @@ PEERS: dict[str, Peer] = {
         _objectstorage_file,
         requires=("langgraph-checkpoint-objectstorage[s3]",),
         packages=("langgraph-checkpoint-objectstorage",),
-        limits=_WALKS | {"delta": 1_000},
+        limits=_EACH_FILE,
     ),
-    "lsm-s3": Peer("LSMSaver, S3", "s3", _lsm_s3, compact=_lsm_compact, limits={"history": 1_000}),
+    "lsm-s3": Peer("LSMSaver, S3", "s3", _lsm_s3, compact=_lsm_compact),
     "lsm-delayed": Peer("LSMSaver, memory with S3's delay", "memory", _lsm_delayed, families=frozenset({"at-once"})),
     "objectstorage-s3": Peer(
         "ObjectStorageSaver, S3",
@@ -325,7 +338,7 @@ PEERS: dict[str, Peer] = {
         _objectstorage_s3_async,
         requires=("langgraph-checkpoint-objectstorage[s3]", "s3fs"),
         packages=("langgraph-checkpoint-objectstorage", "s3fs"),
-        limits=_WALKS,
+        limits=_EACH_OBJECT,
     ),
     "tigris": Peer(
         "TigrisSaver",
@@ -334,7 +347,7 @@ PEERS: dict[str, Peer] = {
         _tigris_async,
         requires=("langgraph-checkpoint-tigris",),
         packages=("langgraph-checkpoint-tigris", "boto3"),
-        limits=_WALKS,
+        limits=_EACH_OBJECT,
     ),
     "s3": Peer(
         "S3CheckpointSaver",
@@ -344,6 +357,6 @@ PEERS: dict[str, Peer] = {
         requires=("langgraph-checkpoint-s3",),
         langgraph=("langgraph", "langgraph-checkpoint<3"),  # it calls `serde.dumps`, which went with 3.0
         packages=("langgraph-checkpoint-s3", "langgraph-checkpoint", "boto3"),
-        limits=_WALKS | {"delta": 0},  # that LangGraph knows no delta channels
+        limits=_EACH_OBJECT | {"delta": Limit(0, "its LangGraph knows no delta channels")},
     ),
 }

@@ -58,7 +58,7 @@ class PostgresServer:
     def query(self, statement: str) -> str:
         """Run one statement through `psql`."""
         command = [self._programs / "psql", "-XAtq", "-h", self._socket, "-U", self._user, "-d", "postgres"]
-        done = subprocess.run([*command, "-c", statement], capture_output=True, text=True, check=False)
+        done = subprocess.run([*command, "-c", statement], capture_output=True, text=True, check=False, timeout=120)
         if done.returncode:
             raise RuntimeError(f"postgres: {done.stderr.strip()}")
         return done.stdout.strip()

@@ -5,7 +5,8 @@
 Rules of this module:
 
 - It says what was measured; what it means is written by people, elsewhere.
-- A number is told with its spread. What failed is told with its error.
+- A number is told with its spread. What failed is told with its error, what was left out with the reason.
+- Any number may be missing: the results of a run that did not end make a report, too.
 - The same results make the same files.
 """
 
@@ -40,11 +41,20 @@ STORED = {
 }
 
 
-def write_report(raw: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Write `results.md` and the plots, and remove plots of which nothing was measured. Returns what was written."""
+def write_results(raw: Mapping[str, Any], folder: Path) -> list[Path]:
+    """Write `results.json` and `results.md`, each whole or not at all. Returns what was written."""
+    texts = {"results.json": json.dumps(raw, indent=1) + "\n", "results.md": tables(Results(raw))}
+    for name, text in texts.items():
+        unfinished = folder / f".{name}.new"
+        unfinished.write_text(text)
+        unfinished.replace(folder / name)
+    return [folder / name for name in texts]
+
+
+def draw_plots(raw: Mapping[str, Any], folder: Path) -> list[Path]:
+    """Draw the plots, and remove those of which nothing was measured. Returns what was written."""
     results = Results(raw)
-    written = [folder / "results.md"]
-    written[0].write_text(tables(results))
+    written = []
     for name, groups in _figures(results):
         path = folder / f"{name}.svg"
         if any(panel.marks for group in groups for panel in group):
@@ -96,6 +106,9 @@ def _head(results: Results) -> Iterator[str]:
         skipped = "" if peer["status"] == "ok" else f"skipped: {peer['reason']}"
         rows.append([f"`{name}`", peer["title"], versions, skipped])
     yield from _rows(["peer", "saver", "versions", ""], rows)
+    if (done := results.raw["done"]) < (planned := len(results.raw["plan"])):
+        yield f"**The run did not end: {done} of {planned} workloads were measured.**"
+        yield ""
 
 
 def _targets(results: Results) -> Iterator[str]:
@@ -181,9 +194,14 @@ def _bytes(results: Results) -> Iterator[str]:
     for peer in results.peers:
         for compacted in (False, True):
             sizes = [results.stored(workload["name"], peer, compacted=compacted) for workload in workloads]
-            if any(size is not None for size in sizes):
+            operation = "compact" if compacted else "weigh"
+            missing = [results.why_missing(workload["name"], operation, peer) or "" for workload in workloads]
+            if any(size is not None for size in sizes) or (any(missing) and not compacted):
                 title = _title(results, peer) + (", compacted" if compacted else "")
-                rows.append([title, *("" if size is None else f"{size / 1e6:,.2f} MB" for size in sizes)])
+                told = [
+                    why if size is None else f"{size / 1e6:,.2f} MB" for size, why in zip(sizes, missing, strict=True)
+                ]
+                rows.append([title, *told])
     yield from _rows(["saver", *columns], rows)
     yield "Bytes written to files meanwhile for each byte then on disk, logs and background compaction included:"
     yield ""
@@ -246,13 +264,14 @@ def _section(
         first = None
         for peer in peers:
             cells = [results.seconds(workload, operation, peer, series) for workload in columns]
-            if not any(cells):
+            missing = [results.why_missing(workload, operation, peer) or "" for workload in columns]
+            if not any(cells) and not any(missing):
                 continue
             first = first or peer
             told = []
-            for workload, cell in zip(columns, cells, strict=True):
+            for workload, cell, reason in zip(columns, cells, missing, strict=True):
                 if cell is None:
-                    told.append("")
+                    told.append(reason)
                     continue
                 ratio = results.ratio(workload, operation, peer, first, series) if peer != first else None
                 told.append((tell or _seconds)(cell) + (f" {_number(ratio.median)}x" if ratio and not tell else ""))
@@ -398,7 +417,8 @@ def _stored_bars(results: Results) -> list[Panel]:
 def main() -> None:
     """Write the report again."""
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs" / "performance"
-    for path in write_report(json.loads((folder / "results.json").read_text()), folder):
+    raw = json.loads((folder / "results.json").read_text())
+    for path in [*write_results(raw, folder), *draw_plots(raw, folder)]:
         print(path)
 
 

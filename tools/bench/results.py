@@ -116,6 +116,17 @@ class Results:
             return None
         return 1e6 * ((written + listed) * DOLLARS_PER_WRITE + read * DOLLARS_PER_READ)
 
+    def why_missing(self, workload: str, operation: str, peer: str) -> str | None:
+        """Why there is no number; `None` where it was not asked for, or not yet."""
+        reasons = {operation, "prepare", "open"}
+        for each in self.raw["left_out"]:
+            if (each["workload"], each["peer"]) == (workload, peer) and each["operation"] in reasons:
+                return f"left out: {each['reason']}"
+        for each in self.raw["failures"]:
+            if (each["workload"], each["peer"]) == (workload, peer) and (each["operation"] in reasons or each["ended"]):
+                return "failed"
+        return None
+
     def stored(self, workload: str, peer: str, *, compacted: bool = False) -> int | None:
         """Bytes on disk, before or after compaction."""
         for entry in self.raw["stored"]:

@@ -2,10 +2,9 @@
 
 Rules of this module:
 
-- Every peer has a fresh place for each workload, gone after it.
-- S3 is the server of the tests, behind the proxy of the tests; one server per workload, so that no workload finds a
-  server that another one filled.
-- A service that only skipped peers need is not started.
+- Every peer has a fresh place for each workload, gone after it: no workload finds a server that another one filled.
+- S3 is the server of the tests, behind the proxy of the tests. One that failed is replaced.
+- A service starts when it is first asked for: one that only skipped peers need never does.
 """
 
 from __future__ import annotations
@@ -13,9 +12,14 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
 
 from tests.support.moto import ACCESS_KEY, SECRET_KEY, MotoServer, moto_server
 from tests.support.proxy import Request, S3Proxy
@@ -37,6 +41,7 @@ class Services:
         self._running = ExitStack()
         self._postgres: PostgresServer | None = None
         self._s3: tuple[MotoServer, S3Proxy] | None = None
+        self._s3_running = self._running.enter_context(ExitStack())
 
     def close(self) -> None:
         """Stop what runs."""
@@ -52,15 +57,12 @@ class Services:
             self._postgres = self._running.enter_context(postgres_server(self._scratch))
         return self._postgres
 
-    @contextmanager
-    def s3(self) -> Iterator[None]:
-        """An S3 server and its proxy, while the block runs."""
-        with moto_server() as moto, S3Proxy(moto.endpoint, delay=self._delay) as proxy:
-            self._s3 = (moto, proxy)
-            try:
-                yield
-            finally:
-                self._s3 = None
+    def s3(self) -> tuple[MotoServer, S3Proxy]:
+        """The S3 server and its proxy, started when first asked for, and again where they failed."""
+        if self._s3 is None:
+            moto = self._s3_running.enter_context(moto_server())
+            self._s3 = moto, self._s3_running.enter_context(S3Proxy(moto.endpoint, delay=self._delay))
+        return self._s3
 
     def place(self, peer: Peer, name: str) -> Place:
         """A fresh place for a peer; `name` is like no other's in this run."""
@@ -71,7 +73,7 @@ class Services:
             case "postgres":
                 return replace(place, dsn=self.postgres().create(name))
             case "s3":
-                moto, proxy = self._the_s3()
+                moto, proxy = self.s3()
                 keys = {"access_key": ACCESS_KEY, "secret_key": SECRET_KEY}
                 return replace(place, endpoint=proxy.endpoint, bucket=moto.make_bucket(name), **keys)
             case _:
@@ -79,11 +81,15 @@ class Services:
 
     def filling(self, place: Place) -> Place:
         """The same place for what is stored unmeasured: past the proxy, and without syncs."""
-        return replace(place, endpoint=self._the_s3()[0].endpoint if place.bucket else "", filling=True)
+        return replace(place, endpoint=self.s3()[0].endpoint if place.bucket else "", filling=True)
 
-    def requests(self) -> list[Request]:
-        """The requests of the measurement that is going on, in order; `clear` them before it."""
-        return self._the_s3()[1].requests
+    def forget_requests(self) -> None:
+        """Count from here on."""
+        self.s3()[1].clear()
+
+    def requests(self, place: Place) -> list[Request]:
+        """The requests of a place since `forget_requests`, in order; what others do meanwhile is not in it."""
+        return [request for request in self.s3()[1].requests if request.bucket == place.bucket]
 
     def weigh(self, place: Place) -> int:
         """Bytes stored at a place."""
@@ -99,20 +105,35 @@ class Services:
             shutil.rmtree(place.directory, ignore_errors=True)
         if place.dsn:
             self.postgres().query(f'drop database if exists "{place.name}" with (force)')
-
-    def _the_s3(self) -> tuple[MotoServer, S3Proxy]:
-        assert self._s3 is not None, "within `with services.s3()` only"
-        return self._s3
+        if place.bucket and self._s3 is not None:
+            try:
+                self._delete_bucket(place)
+            except (BotoCoreError, ClientError):  # the server is of no use to the next workload
+                self._s3 = None
+                self._s3_running.close()
 
     def _weigh_bucket(self, place: Place) -> int:
-        import boto3
+        return sum(entry["Size"] for page in self._pages(place) for entry in page)
 
-        client = boto3.client(
+    def _delete_bucket(self, place: Place) -> None:
+        for page in self._pages(place):
+            keys = [{"Key": entry["Key"]} for entry in page]
+            self._client(place).delete_objects(Bucket=place.bucket, Delete={"Objects": keys, "Quiet": True})
+        self._client(place).delete_bucket(Bucket=place.bucket)
+
+    def _pages(self, place: Place) -> Iterator[list[Any]]:
+        """What a bucket holds; each page before anything of it is deleted."""
+        for page in self._client(place).get_paginator("list_objects_v2").paginate(Bucket=place.bucket):
+            if page.get("Contents"):
+                yield page["Contents"]
+
+    def _client(self, place: Place) -> Any:
+        """A client that is not counted: it goes past the proxy."""
+        return boto3.client(
             "s3",
-            endpoint_url=self._the_s3()[0].endpoint,
+            endpoint_url=self.s3()[0].endpoint,
             region_name=REGION,
             aws_access_key_id=place.access_key,
             aws_secret_access_key=place.secret_key,
+            config=Config(connect_timeout=10, read_timeout=60, retries={"max_attempts": 1}),
         )
-        pages = client.get_paginator("list_objects_v2").paginate(Bucket=place.bucket)
-        return sum(entry["Size"] for page in pages for entry in page.get("Contents", []))

@@ -74,7 +74,8 @@ def _s3(results: Results) -> Iterator[Target]:
     for workload in results.workloads("graph"):
         if (workload["durability"], workload["size"]) == ("async", 8):
             requests = results.requests(workload["name"], "run", "lsm-s3")
-            what, limit = "S3: graph run, async, 8 tasks", "1.5 requests a superstep"
+            what = f"S3: graph run of {workload['supersteps']} supersteps, async, 8 tasks"
+            limit = "1.5 requests a superstep"
             yield _limit(what, limit, requests, 1.5, f"{requests:.2f}" if requests is not None else "")
 
 

@@ -3,13 +3,15 @@
 The protocol is one JSON object a line: a command on standard input, its answer on standard output.
 
     {"do": "start", "peer": "sqlite", "workload": {"family": "history", "size": 100}}
-    {"do": "prepare", "place": {...}}             store what the workload starts from; answers bytes written meanwhile
+    {"do": "prepare", "place": {...}, "budget": 60.0}
+                                                  store what the workload starts from; answers bytes written meanwhile
     {"do": "open", "place": {...}}                open the saver; closes the one that was open
-    {"do": "warm", "operation": "by_id", "count": 100, "seconds": 1.0}
-    {"do": "measure", "operation": "by_id", "count": 100, "seconds": 1.0}
+    {"do": "warm", "operation": "by_id", "count": 100, "seconds": 1.0, "budget": 60.0}
+    {"do": "measure", "operation": "by_id", "count": 100, "seconds": 1.0, "budget": 60.0}
     {"do": "finish", "place": {...}}              close, and let go of what is in memory
 
-The answer is `{"ok": ...}`, or `{"error": "...", "traceback": "..."}` where the command failed.
+The answer is `{"ok": ...}`; `{"left_out": "..."}` where it would have taken more than `budget` seconds; or
+`{"error": "...", "traceback": "..."}` where the command failed.
 
 Rules of this module:
 
@@ -35,7 +37,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.bench.peers import PEERS, Place, forget
-from tools.bench.workloads import Measured, Sampling, Session, make
+from tools.bench.workloads import LeftOut, Measured, Sampling, Session, make
 
 
 class Worker:
@@ -49,12 +51,12 @@ class Worker:
         self._workload = make(**workload)
         return {name: _version(name) for name in self._peer.packages}
 
-    def prepare(self, place: dict[str, Any]) -> int | None:
+    def prepare(self, place: dict[str, Any], budget: float) -> int | None:
         """Store what the workload starts from; answers how many bytes were written to files meanwhile, if known."""
         self._close()
         before = _written()
         with self._peer.open(Place(**place)) as saver:
-            self._workload.prepare(saver)
+            self._workload.prepare(saver, budget)
         after = _written()
         return None if before is None or after is None else after - before
 
@@ -65,13 +67,13 @@ class Worker:
         self._opened = self._peer.open(self._place)
         self._saver = self._opened.__enter__()
 
-    def warm(self, operation: str, count: int, seconds: float) -> None:
+    def warm(self, operation: str, **sampling: Any) -> None:
         """What comes before a measurement."""
-        self._workload.warm(operation, self._session(count, seconds))
+        self._workload.warm(operation, self._session(Sampling(**sampling)))
 
-    def measure(self, operation: str, count: int, seconds: float) -> dict[str, Any]:
+    def measure(self, operation: str, **sampling: Any) -> dict[str, Any]:
         """One measurement: see `tools.bench.workloads.Measured`."""
-        session = self._session(count, seconds)
+        session = self._session(Sampling(**sampling))
         gc.collect()
         measured: Measured = getattr(self._workload, operation)(session)
         series = {name: [round(sample, 8) for sample in samples] for name, samples in measured.series.items()}
@@ -82,9 +84,9 @@ class Worker:
         self._close()
         forget(Place(**place))
 
-    def _session(self, count: int, seconds: float) -> Session:
+    def _session(self, sampling: Sampling) -> Session:
         compact = partial(self._peer.compact, self._saver) if self._peer.compact else _cannot_compact
-        return Session(self._saver, self._open_async, compact, Sampling(count, seconds))
+        return Session(self._saver, self._open_async, compact, sampling)
 
     def _open_async(self) -> AbstractAsyncContextManager[Any]:
         if self._peer.open_async is not None:
@@ -133,11 +135,14 @@ def main() -> None:
         os._exit(0)
 
     threading.Thread(target=read, daemon=True).start()
+    gc.freeze()  # what the imports left is looked through no more: there is a collection before each measurement
     worker = Worker()
     while True:
         command = commands.get()
         try:
             answer = {"ok": getattr(worker, command.pop("do"))(**command)}
+        except LeftOut as reason:
+            answer = {"left_out": str(reason)}
         except Exception as error:  # noqa: BLE001 - told to the orchestrator
             answer = {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
         print(json.dumps(answer), file=answers, flush=True)

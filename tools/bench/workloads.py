@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any, ClassVar, TypedDict
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
@@ -34,12 +35,44 @@ class WrongAnswer(Exception):
     """The saver answered, but not with what was stored."""
 
 
+class LeftOut(Exception):
+    """This would take longer than it may; the message says how long. It is no failure of the saver."""
+
+
+def paced(steps: range, budget: float, what: str) -> Iterator[int]:
+    """The steps one by one, for as long as all of them can be expected to be done within `budget` seconds.
+
+    Args:
+        steps: The numbers to yield.
+        budget: Seconds.
+        what: What is being done, for the message.
+
+    Raises:
+        LeftOut: At the pace so far they would take longer. This is told after a tenth of the budget at the earliest,
+            so that a slow beginning (connections are made) does not count for much.
+
+    Example:
+        for number in paced(range(1_000), 60.0, "filling"):
+            ...
+    """
+    began = time.perf_counter()
+    for done, step in enumerate(steps):
+        taken = time.perf_counter() - began
+        if taken > budget / 10 and (expected := taken / max(done, 1) * len(steps)) > budget:
+            raise LeftOut(f"{what} would take {expected:,.0f} s")
+        yield step
+
+
 @dataclass(frozen=True)
 class Sampling:
-    """How many samples to take: `count` at most, as many as fit into `seconds`, one at least."""
+    """How many samples to take: `count` at most, as many as fit into `seconds`, one at least.
+
+    A sample that can be given up half way is, where it would take longer than `budget` seconds.
+    """
 
     count: int
     seconds: float
+    budget: float = float("inf")
 
     def __iter__(self) -> Iterator[None]:
         deadline = time.perf_counter() + self.seconds
@@ -99,8 +132,12 @@ class Workload:
         """What results call it."""
         return f"{self.family}-{self.size}"
 
-    def prepare(self, saver: Saver) -> None:
-        """Store what the workload starts from."""
+    def prepare(self, saver: Saver, budget: float) -> None:
+        """Store what the workload starts from.
+
+        Raises:
+            LeftOut: It would take longer than `budget` seconds.
+        """
 
     def warm(self, operation: str, session: Session) -> None:
         """Called before a measurement, not part of it."""
@@ -141,7 +178,7 @@ class OneSuperstep(Workload):
     def name(self) -> str:
         return f"superstep-chat-{self.size}" if self.size else "superstep-small"
 
-    def prepare(self, saver: Saver) -> None:
+    def prepare(self, saver: Saver, budget: float) -> None:
         self._thread = _new_thread(saver, "superstep")
         self._messages = conversation.messages(self.size)
         self._thread.begin(saver, {"messages": self._messages} if self.size else _small_values(0))
@@ -172,9 +209,17 @@ class _State(TypedDict):
     answers: Annotated[dict[str, str], operator.or_]
 
 
+_THREADS = 64
+"""Threads of LangGraph's pool. Its default is the number of cores and four: on a small machine eight tasks and their
+eight `put_writes` would wait for each other there, whatever the saver does."""
+
+
 @dataclass
 class GraphRun(Workload):
-    """A whole run of a real graph, each superstep of which has `size` tasks in parallel."""
+    """A whole run of a real graph, each superstep of which has `size` tasks in parallel.
+
+    It has so many supersteps that the first reads and the last write, once in each run, count for little.
+    """
 
     durability: str
     size: int
@@ -187,14 +232,19 @@ class GraphRun(Workload):
         return f"graph-{self.durability}-{self.size}"
 
     def warm(self, operation: str, session: Session) -> None:
-        self.run(replace(session, sampling=Sampling(1, 0.0)))
+        replace(self, supersteps=2).run(replace(session, sampling=Sampling(1, 0.0)))  # connections are made
 
     def run(self, session: Session) -> Measured:
         graph = self._graph().compile(checkpointer=session.saver)
         seconds = []
         for _ in session.sampling:
-            config: Any = {"configurable": {"thread_id": str(uuid.uuid4())}, "recursion_limit": 10_000}
+            config: Any = {
+                "configurable": {"thread_id": str(uuid.uuid4())},
+                "recursion_limit": 10_000,
+                "max_concurrency": _THREADS,
+            }
             given: Any = {"turns": 0, "answers": {}}
+            self._pace = paced(range(self.supersteps), session.sampling.budget, "one run")
             taken, answer = _timed(graph.invoke, given, config, durability=self.durability)
             if answer["turns"] != self.size * self.supersteps:
                 raise WrongAnswer(f"the graph ended after {answer['turns']} turns")
@@ -208,12 +258,17 @@ class GraphRun(Workload):
         for task in range(self.size):
             name = f"agent-{task}"
             said = str(conversation.message(task).content)
-            builder.add_node(name, lambda state, name=name, said=said: {"turns": 1, "answers": {name: said}})
+            builder.add_node(name, partial(self._agent, name, said))
             builder.add_edge(START, name)
             builder.add_conditional_edges(
                 name, lambda state, name=name: name if state["turns"] <= goes_on else "__end__", [name, "__end__"]
             )
         return builder
+
+    def _agent(self, name: str, said: str, state: Any) -> dict[str, Any]:
+        if name == "agent-0":
+            next(self._pace)
+        return {"turns": 1, "answers": {name: said}}
 
 
 @dataclass
@@ -225,11 +280,11 @@ class History(Workload):
     operations = ("latest_cold", "latest_warm", "by_id", "list_10", "filter_one")
     cold = frozenset({"latest_cold"})
 
-    def prepare(self, saver: Saver) -> None:
+    def prepare(self, saver: Saver, budget: float) -> None:
         self._thread = _new_thread(saver, "history")
         self._thread.begin(saver, _small_values(0))
         self._match = self.size // 2
-        for number in range(1, self.size):
+        for number in paced(range(1, self.size), budget, "filling"):
             _small_superstep(self._thread, note="here" if number == self._match else "elsewhere").save(saver)
 
     def warm(self, operation: str, session: Session) -> None:
@@ -284,12 +339,12 @@ class DeltaHistory(Workload):
     family = "delta"
     operations = ("history",)
 
-    def prepare(self, saver: Saver) -> None:
+    def prepare(self, saver: Saver, budget: float) -> None:
         from langgraph.checkpoint.serde.types import _DeltaSnapshot  # LangGraph before 1.2 has none
 
         self._thread = _new_thread(saver, "delta")
         self._thread.begin(saver, {"log": _DeltaSnapshot([])})
-        for number in range(1, self.size + 1):
+        for number in paced(range(1, self.size + 1), budget, "filling"):
             said = [conversation.message(number)]
             step = self._thread.superstep(
                 {"log": said}, {}, bumped=("log",), counters_since_delta_snapshot={"log": (number, number)}
@@ -317,10 +372,10 @@ class DeleteThread(Workload):
     operations = ("delete_thread",)
     each_round = True
 
-    def prepare(self, saver: Saver) -> None:
+    def prepare(self, saver: Saver, budget: float) -> None:
         self._thread = _new_thread(saver, "delete")
         self._thread.begin(saver, _small_values(0))
-        for _ in range(1, self.size):
+        for _ in paced(range(1, self.size), budget, "filling"):
             _small_superstep(self._thread).save(saver)
 
     def delete_thread(self, session: Session) -> Measured:
@@ -340,8 +395,8 @@ class AtOnce(Workload):
 
     def warm(self, operation: str, session: Session) -> None:
         self._runs = [_new_thread(session.saver, "at-once") for _ in range(self.size)]
-        for run in self._runs:
-            run.begin(session.saver, _small_values(0))
+        with ThreadPoolExecutor(self.size) as pool:
+            list(pool.map(lambda run: run.begin(session.saver, _small_values(0)), self._runs))
         if operation == "threads":
             self._in_threads(session.saver, 0.0)  # connections are made
 
@@ -399,25 +454,26 @@ class Stored(Workload):
     def name(self) -> str:
         return f"stored-{self.kind}-{self.size}"
 
-    def prepare(self, saver: Saver) -> None:
+    def prepare(self, saver: Saver, budget: float) -> None:
         thread = self._thread = _new_thread(saver, "stored")
+        steps = paced(range(1, self.size), budget, "filling")
         match self.kind:
             case "chat":
                 said = conversation.messages(1)
                 thread.begin(saver, {"messages": said})
-                for number in range(1, self.size):
+                for number in steps:
                     said = [*said, conversation.message(number)]
                     thread.superstep({"messages": said[-1:]}, {"messages": said}).save(saver)
             case "images":
                 images: list[str] = []
                 thread.begin(saver, {"images": images})
-                for number in range(1, self.size):
+                for number in steps:
                     images = [*images, conversation.image(number, self.value)]
                     thread.superstep({"images": images[-1:]}, {"images": images}).save(saver)
             case "static":
                 document = conversation.image(0, self.value)[: self.value]
                 thread.begin(saver, {"document": document, "count": 0})
-                for number in range(1, self.size):
+                for number in steps:
                     thread.superstep({"count": number}, {"count": number}).save(saver)
             case _:
                 raise ValueError(self.kind)
@@ -444,18 +500,21 @@ def make(family: str, **arguments: Any) -> Workload:
     return _FAMILIES[family](**arguments)
 
 
+_SUPERSTEPS = 32
+
+
 def plan(*, quick: bool) -> list[dict[str, Any]]:
     """All that is measured, as arguments of `make`, in order."""
     if quick:
-        chats, runs, histories, deltas = (0, 100), (("sync", 1), ("async", 8)), (5, 20), (5,)
-        supersteps, deleted, at_once, stored = 4, 5, (1, 4), (50, 30_000, 200_000)
+        chats, runs, histories, deltas = (0, 100), (("sync", 1), ("async", 8)), (10,), (5,)
+        deleted, at_once, stored = 5, (4,), (50, 30_000, 200_000)
     else:
         chats, histories, deltas = (0, 10, 100, 1_000), (10, 100, 1_000, 100_000), (100, 5_000)
         runs = tuple((durability, tasks) for durability in ("sync", "async", "exit") for tasks in (1, 8))
-        supersteps, deleted, at_once, stored = 10, 100, (1, 8, 64), (1_000, 300_000, 20_000_000)
+        deleted, at_once, stored = 100, (1, 8, 64), (1_000, 300_000, 20_000_000)
     return [
         *({"family": "superstep", "size": size} for size in chats),
-        *({"family": "graph", "durability": how, "size": tasks, "supersteps": supersteps} for how, tasks in runs),
+        *({"family": "graph", "durability": how, "size": tasks, "supersteps": _SUPERSTEPS} for how, tasks in runs),
         *({"family": "history", "size": size} for size in histories),
         *({"family": "delta", "size": size} for size in deltas),
         {"family": "delete", "size": deleted},
