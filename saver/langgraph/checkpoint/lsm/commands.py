@@ -21,7 +21,7 @@ from datetime import timedelta
 from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -35,8 +35,6 @@ from lsm.errors import LSMError
 from lsm.stats import Stats, store_stats, thread_stats
 from lsm.sweep import Outcome, Summary
 from lsm.verify import Report, StoreReport, verify_store
-
-T = TypeVar("T")
 
 _EVERY = 10.0
 """Seconds between two plain lines of progress."""
@@ -52,19 +50,26 @@ app = typer.Typer(
 )
 
 
-def _said(parse: Callable[[str], T]) -> Callable[[Any], T]:
-    """A parser of `settings` for typer: what it refuses is a usage error."""
+# Arguments and options, each said once.
 
-    def parsed(value: Any) -> T:
-        try:
-            return parse(value) if isinstance(value, str) else value
-        except ValueError as error:
-            raise typer.BadParameter(str(error)) from error
 
-    return parsed
+def _duration(value: Any) -> Any:
+    """What `settings` makes of a length of time; what it refuses is a usage error."""
+    try:
+        return settings.duration(value) if isinstance(value, str) else value
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _time(text: str) -> Any:
+    """An option that takes a length of time."""
+    return typer.Option(parser=_duration, metavar="TIME", help=text)
 
 
 Url = Annotated[str, typer.Argument(metavar="URL", help="The store.", show_default=False)]
+ThreadIds = Annotated[list[str], typer.Argument(metavar="THREAD...", help="The threads.", show_default=False)]
+OneThread = Annotated[str | None, typer.Argument(metavar="[THREAD]", help="Only this thread.", show_default=False)]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log what the engine does.")]
 StoreOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -78,23 +83,12 @@ RetentionFile = Annotated[
     Path | None,
     typer.Option("--retention", metavar="FILE", help="A TOML file with max_age, max_checkpoints and idle."),
 ]
-MaxAge = Annotated[
-    timedelta | None,
-    typer.Option(parser=_said(settings.duration), metavar="TIME", help="Checkpoints put longer ago expire (30d)."),
-]
+MaxAge = Annotated[timedelta | None, _time("Checkpoints put longer ago expire (30d).")]
 MaxCheckpoints = Annotated[
     int | None, typer.Option(min=1, metavar="N", help="Of every namespace, all but the last N checkpoints expire.")
 ]
-Idle = Annotated[
-    timedelta | None,
-    typer.Option(
-        parser=_said(settings.duration), metavar="TIME", help="Threads not written to for so long are removed."
-    ),
-]
-Grace = Annotated[
-    timedelta,
-    typer.Option(parser=_said(settings.duration), metavar="TIME", help="How old garbage must be to be removed."),
-]
+Idle = Annotated[timedelta | None, _time("Threads not written to for so long are removed.")]
+Grace = Annotated[timedelta, _time("How old garbage must be to be removed.")]
 Threads = Annotated[str | None, typer.Option(metavar="GLOB", help="Only threads whose id matches, as in 'user-*'.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Change nothing; say what would be done.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON at the end.")]
@@ -107,22 +101,24 @@ Concurrency = Annotated[
     ),
 ]
 Shard = Annotated[str, typer.Option(metavar="I/N", help="Only this part of the store: 0/N to N-1/N are all of it.")]
-MaxTime = Annotated[
-    timedelta | None,
-    typer.Option(
-        parser=_said(settings.duration), metavar="TIME", help="Begin no thread after so long; the next run goes on."
-    ),
-]
+MaxTime = Annotated[timedelta | None, _time("Begin no thread after so long; the next run goes on.")]
 Dask = Annotated[
     str | None,
     typer.Option(metavar="ADDRESS", help="Do it on a Dask cluster: a scheduler's address, or 'local' for one here."),
 ]
+Strategy = Annotated[
+    str, typer.Option(help="keep_latest: only the latest checkpoint of each namespace stays; delete: none.")
+]
+Repair = Annotated[
+    bool, typer.Option("--repair", help="Drop what a crash left at the end of manifests. Nothing else is changed.")
+]
+
+_GRACE: Any = "1h"  # typer parses and shows a default as if it had been typed
+_ALL = "0/1"
 
 
 @app.callback()
-def _begin(
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what the engine does.")] = False,
-) -> None:
+def _begin(verbose: Verbose = False) -> None:
     logging.basicConfig(level=logging.DEBUG if verbose else logging.WARNING, format="%(levelname)s %(message)s")
     _quiet(logging.getLogger("asyncio"))
 
@@ -133,9 +129,9 @@ def compact(
     threads: Threads = None,
     dry_run: DryRun = False,
     concurrency: Concurrency = None,
-    shard: Shard = "0/1",
+    shard: Shard = _ALL,
     max_time: MaxTime = None,
-    grace: Grace = "1h",  # type: ignore[assignment]
+    grace: Grace = _GRACE,
     retention: RetentionFile = None,
     max_age: MaxAge = None,
     max_checkpoints: MaxCheckpoints = None,
@@ -183,9 +179,9 @@ def expire(
     threads: Threads = None,
     dry_run: DryRun = False,
     concurrency: Concurrency = None,
-    shard: Shard = "0/1",
+    shard: Shard = _ALL,
     max_time: MaxTime = None,
-    grace: Grace = "1h",  # type: ignore[assignment]
+    grace: Grace = _GRACE,
     as_json: Json = False,
     store_option: StoreOption = None,
 ) -> None:
@@ -211,12 +207,7 @@ def expire(
 
 @app.command()
 def prune(
-    url: Url,
-    thread_ids: Annotated[list[str], typer.Argument(metavar="THREAD...", help="The threads.", show_default=False)],
-    strategy: Annotated[
-        str, typer.Option(help="keep_latest: only the latest checkpoint of each namespace stays; delete: none.")
-    ] = "keep_latest",
-    store_option: StoreOption = None,
+    url: Url, thread_ids: ThreadIds, strategy: Strategy = "keep_latest", store_option: StoreOption = None
 ) -> None:
     """Reduce threads to what is needed to go on, or remove them."""
     if strategy not in ("keep_latest", "delete"):
@@ -228,11 +219,7 @@ def prune(
 
 
 @app.command()
-def delete(
-    url: Url,
-    thread_ids: Annotated[list[str], typer.Argument(metavar="THREAD...", help="The threads.", show_default=False)],
-    store_option: StoreOption = None,
-) -> None:
+def delete(url: Url, thread_ids: ThreadIds, store_option: StoreOption = None) -> None:
     """Remove threads, with all of their objects."""
     with _store(url, store_option) as store:
         _each_thread(thread_ids, lambda thread_id: store.run(store.engine.delete(thread_id)))
@@ -241,7 +228,7 @@ def delete(
 @app.command()
 def gc(
     url: Url,
-    grace: Grace = "1h",  # type: ignore[assignment]
+    grace: Grace = _GRACE,
     dry_run: DryRun = False,
     as_json: Json = False,
     store_option: StoreOption = None,
@@ -265,9 +252,7 @@ def gc(
 @app.command()
 def verify(
     url: Url,
-    repair: Annotated[
-        bool, typer.Option("--repair", help="Drop what a crash left at the end of manifests. Nothing else is changed.")
-    ] = False,
+    repair: Repair = False,
     concurrency: Concurrency = None,
     as_json: Json = False,
     store_option: StoreOption = None,
@@ -289,9 +274,7 @@ def verify(
 @app.command()
 def stats(
     url: Url,
-    thread_id: Annotated[
-        str | None, typer.Argument(metavar="[THREAD]", help="Only this thread.", show_default=False)
-    ] = None,
+    thread_id: OneThread = None,
     as_json: Json = False,
     store_option: StoreOption = None,
 ) -> None:
