@@ -97,7 +97,7 @@ def test_a_worker_that_ends_fails_its_cells_only(tmp_path: Path, monkeypatch: py
         ("history-5", "memory"),
         ("superstep-small", "memory"),
     }
-    assert "| SqliteSaver | failed |" in tables(Results(raw))
+    assert "| SqliteSaver | failed: the worker ended: without a word |" in tables(Results(raw))
 
 
 def test_a_worker_that_does_not_answer_is_ended(tmp_path: Path) -> None:
@@ -126,6 +126,17 @@ def test_what_would_take_too_long_is_left_out_and_told(tmp_path: Path) -> None:
     text = tables(Results(raw))
     assert "| InMemorySaver | left out: filling would take 0 s |" in text
     assert "| InMemorySaver | left out: one run would take 0 s |" in text
+
+
+def test_late_in_a_run_there_is_one_round(tmp_path: Path) -> None:
+    raw = run(["memory"], SMALL, scratch=tmp_path, hurry=0.0)
+    assert [each["round"] for each in raw["measurements"]] == [0]
+
+
+def test_a_slow_operation_is_measured_in_fewer_rounds(tmp_path: Path) -> None:
+    raw = run(["memory"], {"family": "history", "size": 5}, scratch=tmp_path, cell=0.0)
+    assert {each["round"] for each in raw["measurements"]} == {0}
+    assert {each["operation"] for each in raw["measurements"]} == set(make("history", size=5).operations)
 
 
 def test_steps_are_counted_until_they_would_take_too_long(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import argparse
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 from tools.bench import workloads
 from tools.bench.environments import ROOT
@@ -15,6 +16,17 @@ from tools.bench.report import draw_plots, write_results
 
 DEFAULT_OUTPUT = ROOT / "docs" / "performance"
 PARTIAL_OUTPUT = ROOT / "build" / "bench" / "partial"
+QUICK: dict[str, Any] = {
+    "count": 50,
+    "seconds": 0.05,
+    "cold": 1,
+    "cell": 0.3,
+    "filling": 10.0,
+    "budget": 3.0,
+    "patience": 60.0,
+    "hurry": 75.0,
+}
+"""Options of a quick run; those of a whole one are the defaults."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -48,13 +60,7 @@ def main(arguments: list[str] | None = None) -> int:
             peers=[name for name in PEERS if name in chosen],
             plan=plan,
             rounds=given.rounds or (2 if given.quick else 5),
-            count=50 if given.quick else 200,
-            seconds=0.05 if given.quick else 0.5,
-            cold=1 if given.quick else 3,
-            slow=0.1 if given.quick else 6.0,
-            filling=10.0 if given.quick else 150.0,
-            budget=3.0 if given.quick else 60.0,
-            patience=60.0 if given.quick else 300.0,
+            **(QUICK if given.quick else {}),
             delay=given.delay / 1000,
             scratch=given.scratch,
         ),

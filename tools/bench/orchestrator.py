@@ -58,11 +58,11 @@ class Options:
         count: At most so many samples in one measurement ...
         seconds: ... and at most so many seconds.
         cold: How many samples of a cold operation in one round, each on a saver just opened.
-        slow: An operation of which one measurement took more seconds than this is not measured in further rounds,
-            beyond the second; of which it took five times as many, not beyond the first.
+        cell: A peer's operation that has taken so many seconds, over the rounds so far, is measured in no further one.
         filling: A peer that would need more seconds to store what a workload starts from is left out of it.
         budget: An operation of which a sample can be seen to take more seconds is left out.
-        patience: Seconds after which a worker that does not answer is ended; more than both.
+        patience: A worker that does not answer within so many seconds, beside those that it may take, is ended.
+        hurry: Seconds after which there are no further rounds: of what is then left, each is measured once.
         delay: Seconds by which each request to S3 is delayed.
         scratch: Where files are stored; a folder on a real disk, or syncs cost nothing.
     """
@@ -71,12 +71,13 @@ class Options:
     plan: Sequence[dict[str, Any]]
     rounds: int = 5
     count: int = 200
-    seconds: float = 0.5
+    seconds: float = 0.2
     cold: int = 3
-    slow: float = 6.0
-    filling: float = 150.0
-    budget: float = 60.0
-    patience: float = 300.0
+    cell: float = 3.0
+    filling: float = 300.0
+    budget: float = 40.0
+    patience: float = 80.0
+    hurry: float = 1_600.0
     delay: float = 0.02
     scratch: Path = Path("/var/tmp")
 
@@ -116,13 +117,14 @@ class WorkerProcess:
             WorkerFailed: It raised, the worker ended, or it did not answer in time and was ended.
         """
         assert self._process.stdin is not None
+        patience = self._patience + arguments.get("budget", 0.0)
         try:
             self._process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
             self._process.stdin.flush()
-            line = self._answers.get(timeout=self._patience)
+            line = self._answers.get(timeout=patience)
         except queue.Empty:
             self.stop()
-            raise WorkerFailed(f"no answer after {self._patience:g} s") from None
+            raise WorkerFailed(f"no answer after {patience:g} s") from None
         except BrokenPipeError:
             line = ""
         if not line:
@@ -167,7 +169,7 @@ class Entrant:
         worker: Where it runs.
         place: Where it stores.
         given_up: Operations that it is asked no more for.
-        took: Seconds of the last measurement, by operation.
+        spent: Seconds that measurements took so far, what comes before each included, by operation.
         written: Bytes written to files while it was filled, if known.
     """
 
@@ -175,17 +177,12 @@ class Entrant:
     worker: WorkerProcess
     place: Place
     given_up: set[str] = field(default_factory=set)
-    took: dict[str, float] = field(default_factory=dict)
+    spent: Counter[str] = field(default_factory=Counter)
     written: int | None = None
 
     def may(self, operation: str) -> bool:
         """Whether it is asked for an operation: neither this nor what it stands on was given up."""
         return not self.given_up & {operation, "prepare", "open"}
-
-    def enough(self, operation: str, number: int, slow: float) -> bool:
-        """Whether round `number` may leave out an operation that takes so long; see `Options.slow`."""
-        took = self.took.get(operation, 0.0)
-        return (took > 5 * slow and number > 0) or (took > slow and number > 1)
 
 
 class Run:
@@ -285,6 +282,8 @@ class Run:
             self._weigh(entrants, workload, services, compacted=False)
             measured = [entrant for entrant in entrants if PEERS[entrant.name].compact]
         for number in range(1 if workload.weighed else self._options.rounds):
+            if number and (datetime.now(UTC) - self._began).total_seconds() > self._options.hurry:
+                break
             if workload.each_round:
                 list(side_by_side.map(fill, entrants))
             self._round(number, measured, workload, services)
@@ -360,7 +359,7 @@ class Run:
             self._try(entrant, workload, "open", lambda e: e.worker.ask("open", place=e.place.to_json()))
         for operation in workload.operations:
             for entrant in order:
-                if not entrant.enough(operation, number, self._options.slow):
+                if not number or entrant.spent[operation] < self._options.cell:
                     measure = partial(self._measure, workload=workload, operation=operation, number=number)
                     self._try(entrant, workload, operation, partial(measure, services=services))
             medians = self._medians(workload, operation, number)
@@ -370,6 +369,7 @@ class Run:
         """One measurement; of a cold operation several, each on a saver that was just opened."""
         cold = operation in workload.cold
         count = 1 if cold else self._options.count
+        began = time.monotonic()
         for _ in range(self._options.cold if cold else 1):
             if cold:
                 entrant.worker.ask("open", place=entrant.place.to_json())
@@ -377,13 +377,12 @@ class Run:
             entrant.worker.ask("warm", operation=operation, **sampling)
             if entrant.place.bucket:
                 services.forget_requests()
-            began = time.monotonic()
             answer = entrant.worker.ask("measure", operation=operation, **sampling)
-            entrant.took[operation] = time.monotonic() - began
             measurement = {"workload": workload.name, "operation": operation, "peer": entrant.name, "round": number}
             if entrant.place.bucket:
                 measurement["requests"] = _traffic(services.requests(entrant.place))
             self._measurements.append(measurement | answer)
+        entrant.spent[operation] += time.monotonic() - began
 
     def _try(self, entrant: Entrant, workload: Workload, operation: str, action: Callable[[Entrant], None]) -> None:
         """Do it, unless this or what it stands on was given up before."""

@@ -97,7 +97,7 @@ def _head(results: Results) -> Iterator[str]:
     yield (
         f"S3 is moto {machine['moto']} behind a proxy that delays each request by {settings['delay'] * 1e3:g} ms. "
         "A cell has the median of the rounds' medians, and the lowest and the highest round; `2x` is the ratio to the "
-        "first row, taken pair by pair within each round."
+        "first row, taken pair by pair within each round. What takes long is measured in fewer rounds."
     )
     yield ""
     rows = []

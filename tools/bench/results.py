@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import median
+from textwrap import shorten
 from typing import Any
 
 DOLLARS_PER_WRITE = 0.005 / 1000
@@ -124,7 +125,7 @@ class Results:
                 return f"left out: {each['reason']}"
         for each in self.raw["failures"]:
             if (each["workload"], each["peer"]) == (workload, peer) and (each["operation"] in reasons or each["ended"]):
-                return "failed"
+                return shorten(f"failed: {each['error']}", 60, placeholder=" ...")
         return None
 
     def stored(self, workload: str, peer: str, *, compacted: bool = False) -> int | None:
