@@ -74,10 +74,10 @@ class Options:
     seconds: float = 0.2
     cold: int = 3
     cell: float = 3.0
-    filling: float = 300.0
+    filling: float = 600.0
     budget: float = 40.0
     patience: float = 80.0
-    hurry: float = 1_600.0
+    hurry: float = 1_500.0
     delay: float = 0.02
     scratch: Path = Path("/var/tmp")
 

@@ -329,7 +329,13 @@ PEERS: dict[str, Peer] = {
         packages=("langgraph-checkpoint-objectstorage",),
         limits=_EACH_FILE,
     ),
-    "lsm-s3": Peer("LSMSaver, S3", "s3", _lsm_s3, compact=_lsm_compact),
+    "lsm-s3": Peer(
+        "LSMSaver, S3",
+        "s3",
+        _lsm_s3,
+        compact=_lsm_compact,
+        limits={"history": Limit(1_000, "the S3 server here takes a quarter of an hour to be filled")},
+    ),
     "lsm-delayed": Peer("LSMSaver, memory with S3's delay", "memory", _lsm_delayed, families=frozenset({"at-once"})),
     "objectstorage-s3": Peer(
         "ObjectStorageSaver, S3",
