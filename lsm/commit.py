@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from lsm.errors import CommitTimeout, ConcurrentRunError, Conflict, LSMError, Throttled, Unavailable
@@ -45,6 +46,7 @@ from lsm.limits import MANIFEST
 from lsm.process import Known, Process, Thread, refresh
 from lsm.root import verify_root
 from lsm.steps import All, Append, Now, PutIf, Sleep, Steps, Wait, results
+from lsm.turn import in_turn
 from lsm.upload import upload
 from lsm.view import BlobKey, View, assemble
 
@@ -57,6 +59,7 @@ _LARGEST_STUB = 64 << 10
 _MOST_SEGMENTS = 16  # of large values, in a tail
 _FIRST_PAUSE = 0.02
 _LONGEST_PAUSE = 2.0
+_LONGEST_TURN = 0.5  # a conflict is another's progress: who waited long because of it would only be overtaken again
 
 
 @dataclass(eq=False, slots=True)
@@ -268,22 +271,14 @@ def _next_batch(thread: Thread) -> Batch:
 
 def _commit_batch(process: Process, thread: Thread, batch: Batch) -> Steps[None]:
     now = yield Now()
-    elapsed, pause, view = 0.0, _FIRST_PAUSE, thread.view
-    stale = view is None or batch.sent
+    elapsed, pause, conflict = 0.0, _FIRST_PAUSE, False
+    stale = thread.view is None or batch.sent
     while True:
         try:
-            if stale:
-                view = yield from _look(process, thread)
-                if view is not None and batch.sent and view.committed(batch.id):
-                    logger.debug("thread %r: commit %s was stored although its answer was lost", thread.id, batch.id)
-                    return _succeed(batch)
-                stale = False
-            elif not process.root_verified:
-                yield from _look(process, thread)
-            yield from _send(process, thread, view, batch, now)
+            yield from in_turn(process, thread.key, conflict, partial(_attempt, process, thread, batch, stale, now))
             return _succeed(batch)
         except (Conflict, Throttled, Unavailable) as error:
-            last_error, stale = error, True
+            last_error, stale, conflict = error, True, isinstance(error, Conflict)
         last, now = now, (yield Now())
         elapsed += max(0.0, now - last)  # a clock that is set back does not end the patience
         if elapsed > process.limits.commit_deadline:
@@ -292,9 +287,22 @@ def _commit_batch(process: Process, thread: Thread, batch: Batch) -> Steps[None]
                 f"{process.limits.commit_deadline:g} s ({last_error}); it may be tried again"
             ) from last_error
         logger.debug("thread %r: commit %s is tried again (%s)", thread.id, batch.id, last_error)
-        if not isinstance(last_error, Conflict) or pause > _FIRST_PAUSE:
+        if not conflict or (pause > _FIRST_PAUSE and not process.appends):
             yield Sleep(pause * (0.5 + int.from_bytes(process.entropy(2), "big") / 65536))
-        pause = min(pause * 2, _LONGEST_PAUSE)
+        pause = min(pause * 2, _LONGEST_TURN if conflict else _LONGEST_PAUSE)
+
+
+def _attempt(process: Process, thread: Thread, batch: Batch, stale: bool, now: float, lock: Any) -> Steps[None]:
+    """Commit a batch on top of the view at hand, or, if that is stale, of the newest, unless it is stored already."""
+    view = thread.view
+    if stale:
+        view = yield from _look(process, thread)
+        if view is not None and batch.sent and view.committed(batch.id):
+            logger.debug("thread %r: commit %s was stored although its answer was lost", thread.id, batch.id)
+            return
+    elif not process.root_verified:
+        yield from _look(process, thread)
+    yield from _send(process, thread, view, batch, now, lock)
 
 
 def _succeed(batch: Batch) -> None:
@@ -311,7 +319,7 @@ def _look(process: Process, thread: Thread) -> Steps[View | None]:
     return view  # type: ignore[no-any-return]
 
 
-def _send(process: Process, thread: Thread, view: View | None, batch: Batch, now: float) -> Steps[None]:
+def _send(process: Process, thread: Thread, view: View | None, batch: Batch, now: float, lock: Any) -> Steps[None]:
     """One attempt to commit a batch on top of a view. `now` is not later than it is."""
     if view is None:
         thread.flush = None
@@ -344,9 +352,9 @@ def _send(process: Process, thread: Thread, view: View | None, batch: Batch, now
     if frame is None and flush is None:
         return
     if flush is not None or view.tag is None or view.torn:
-        request: Any = PutIf(thread.key, b"".join((*base.parts(), raw)), view.tag)
+        request: Any = PutIf(thread.key, b"".join((*base.parts(), raw)), view.tag, lock)
     else:
-        request = Append(thread.key, () if process.appends else base.parts(), raw, view.tag)
+        request = Append(thread.key, () if process.appends else base.parts(), raw, view.tag, lock)
     beside = None
     full = view.tail_size + len(raw) > process.limits.tail or len(view.tail.segments) >= _MOST_SEGMENTS
     if flush is None and view.count and full:

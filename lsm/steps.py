@@ -92,6 +92,7 @@ class PutIf:
     key: str
     body: bytes
     tag: Tag | None
+    lock: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,23 @@ class Append:
     old: Sequence[bytes]
     new: bytes
     tag: Tag
+    lock: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Lock:
+    """Have all other writes to an object wait. Only for stores that append, and only for moments: whoever holds a lock
+    reads, writes and unlocks. Nothing is safe because of it; it gives a writer its turn whom others keep overtaking
+    (see `lsm.turn`). Answer: a handle for `PutIf.lock`, `Append.lock` and `Unlock`; `None` where there is no object."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unlock:
+    """Let the others go on. Answer: `None`. Never raises. A handle that is dropped unlocks, too."""
+
+    lock: Any
 
 
 @dataclass(frozen=True, slots=True)

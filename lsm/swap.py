@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Any
 
 from lsm.errors import CommitTimeout, Conflict, LSMError, Throttled, Unavailable
 from lsm.fetch import load_runs
@@ -26,6 +27,7 @@ from lsm.format.segment import SegmentInfo, rows_of
 from lsm.process import Process, Thread, refresh
 from lsm.rewrite import Rewritten
 from lsm.steps import Now, PutIf, Sleep, Steps
+from lsm.turn import in_turn
 from lsm.values import Materials
 from lsm.view import BlobKey, CheckpointKey, View, assemble, is_later
 
@@ -112,26 +114,31 @@ def _until_stored(
 ) -> Steps[None]:
     ours = {info.ulid for info in made.segments}
     elapsed, last, pause = 0.0, (yield Now()), _PAUSE
-    sent = False
+    sent = conflict = False
+
+    def attempt(lock: Any) -> Steps[None]:
+        nonlocal sent
+        view = yield from refresh(process, thread)
+        if sent and view is not None and ours and ours <= {info.ulid for info in view.header.segments}:
+            return
+        now = yield Now()
+        if now - made.begun > process.limits.grace / 2:
+            raise Outdated("the collector may be about to take what was made for an orphan")
+        header = yield from change(view, now)
+        whole = bool(made.peaks) and (view is None or made.inputs >= _log_names(view))
+        after = yield from _carry(process, thread, view, header, made, whole)
+        body = b"".join(after.parts())
+        sent = True
+        tag = yield PutIf(thread.key, body, view.tag if view is not None else None, lock)
+        process.adopt(thread, replace(after, tag=tag))
+        logger.debug("thread %r: %d segments replaced by %d", thread.id, len(made.inputs), len(made.segments))
+
     while True:
         try:
-            view = yield from refresh(process, thread)
-            if sent and view is not None and ours and ours <= {info.ulid for info in view.header.segments}:
-                return
-            now = yield Now()
-            if now - made.begun > process.limits.grace / 2:
-                raise Outdated("the collector may be about to take what was made for an orphan")
-            header = yield from change(view, now)
-            whole = bool(made.peaks) and (view is None or made.inputs >= _log_names(view))
-            after = yield from _carry(process, thread, view, header, made, whole)
-            body = b"".join(after.parts())
-            sent = True
-            tag = yield PutIf(thread.key, body, view.tag if view is not None else None)
-            process.adopt(thread, replace(after, tag=tag))
-            logger.debug("thread %r: %d segments replaced by %d", thread.id, len(made.inputs), len(made.segments))
+            yield from in_turn(process, thread.key, conflict, attempt)
             return
         except (Conflict, Throttled, Unavailable) as error:
-            problem = error
+            problem, conflict = error, isinstance(error, Conflict)
         now = yield Now()
         elapsed, last = elapsed + max(0.0, now - last), now
         if elapsed > process.limits.commit_deadline:
@@ -139,7 +146,8 @@ def _until_stored(
                 f"thread {thread.id!r} in {process.url}: a rewrite could not be committed to {thread.key} within "
                 f"{process.limits.commit_deadline:g} s ({problem}); what it made is left to the collector"
             ) from problem
-        yield Sleep(pause * (0.5 + int.from_bytes(process.entropy(2), "big") / 65536))
+        if not conflict or not process.appends:
+            yield Sleep(pause * (0.5 + int.from_bytes(process.entropy(2), "big") / 65536))
         pause = min(pause * 2, _MOST_PAUSE)
 
 

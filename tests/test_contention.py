@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from langgraph.checkpoint.lsm import LSMSaver
+from lsm.steps import Append, PutIf
+from lsm.storage.files import FileStorage
 from tests.conftest import Backend
-from tests.support.checkpoints import at
+from tests.support.checkpoints import at, chain, listed, put
 from tests.support.processes import output, running
 
 WRITER = """
@@ -68,3 +73,41 @@ def test_processes_on_one_thread_lose_nothing_of_each_other(backend: Backend, tm
                 assert kept.pending_writes == [(name, "count", number)]
                 parent = kept.parent_config["configurable"]["checkpoint_id"] if kept.parent_config else None
                 assert parent == (ids[number - 1] if number else None)
+
+
+class Slow(FileStorage):
+    """The storage of a process that is so slow that another one always writes before it, unless it is made to wait."""
+
+    overtake: Callable[[], object] | None = None
+    overtaken = 0
+
+    def execute(self, request: Any) -> Any:
+        ours = isinstance(request, Append | PutIf) and request.key.startswith("manifests/")
+        if ours and self.overtake is not None and request.lock is None:
+            self.overtaken += 1
+            self.overtake()
+        return super().execute(request)
+
+
+@pytest.mark.parametrize(
+    ("write", "commits"),
+    [
+        pytest.param(lambda saver, first: put(saver, first, {"count": 1}), 1, id="put"),
+        pytest.param(lambda saver, first: saver.put_writes(first, [("count", 1)], "slow"), 1, id="put_writes"),
+        pytest.param(lambda saver, first: saver.prune(["shared"]), 2, id="prune"),  # a flush, and the swap
+    ],
+)
+def test_a_process_that_is_always_overtaken_gets_its_turn(
+    tmp_path: Path, write: Callable[[Any, Any], object], commits: int
+) -> None:
+    storage = Slow(tmp_path / "store")
+    with (
+        LSMSaver.from_storage(storage, compaction="off") as slow,
+        LSMSaver.from_conn_string((tmp_path / "store").as_uri(), compaction="off") as fast,
+    ):
+        first = chain(slow, "shared", [{"count": -1}, {"count": 0}])[-1]
+        storage.overtake = lambda: put(fast, at("shared"), {"other": storage.overtaken})
+        write(slow, first)
+        assert storage.overtaken == commits
+        storage.overtake = None
+        assert listed(slow, at("shared")) == listed(fast, at("shared"))

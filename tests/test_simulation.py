@@ -86,7 +86,7 @@ FAULTS = [
     # Those that the issue names.
     Fault(
         "the own commit is not looked for after an ambiguous answer",
-        "lsm.commit:_commit_batch",
+        "lsm.commit:_attempt",
         "batch.sent and view.committed(batch.id)",
         "False",
     ),
@@ -208,6 +208,13 @@ FAULTS = [
         "lsm.flush:prepare",
         "= key not in whole",
         "= not _is_new(view, *key)",
+    ),
+    Fault(
+        "a lock is kept when the attempt fails",
+        "lsm.turn:in_turn",
+        "    except BaseException:\n        yield Unlock(lock)\n        raise\n",
+        "",
+        quick=True,
     ),
     Fault("a prune keeps the oldest", "lsm.lineage:KeepLatest.__call__", "latest = max(", "latest = min("),
     Fault(

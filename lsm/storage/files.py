@@ -50,11 +50,13 @@ from lsm.steps import (
     Get,
     GetRanges,
     List,
+    Lock,
     OpenUpload,
     Page,
     PutIf,
     Tag,
     Unchanged,
+    Unlock,
     UploadPart,
 )
 
@@ -104,6 +106,32 @@ class _Upload:
         self.key = key
         self.path = path
         self.file = open(descriptor, "wb", buffering=0)  # noqa: SIM115 (closed by FinishUpload or AbortUpload)
+
+
+class _Lock:
+    """A file that is open and locked, and its state at that time. It is unlocked when dropped."""
+
+    __slots__ = ("_process", "descriptor", "state")
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self._process = os.getpid()
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        self.state = os.fstat(descriptor)
+
+    def release(self) -> None:
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor < 0:
+            return
+        try:
+            # Not left to close(): a process forked meanwhile has a copy of the descriptor, and with it the lock. But
+            # nor may that copy unlock what its parent holds.
+            if self._process == os.getpid():
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+        finally:
+            os.close(descriptor)
+
+    __del__ = release
 
 
 class FileStorage:
@@ -199,13 +227,13 @@ class FileStorage:
     def _put_if(self, request: PutIf) -> Tag:
         if request.tag is None:
             return self._create(Create(request.key, request.body))
-        with self._temporary(request.body) as (temporary, tag), self._locked(request.key, request.tag):
+        with self._temporary(request.body) as (temporary, tag), self._locked(request.key, request.tag, request.lock):
             os.rename(temporary, self._path(request.key))
             self._sync_folder_of(request.key)
         return tag
 
     def _append(self, request: Append) -> Tag:
-        with self._locked(request.key, request.tag) as (descriptor, stat):
+        with self._locked(request.key, request.tag, request.lock) as (descriptor, stat):
             try:
                 _write(descriptor, request.new, stat.st_size)
                 os.utime(descriptor, ns=(stat.st_atime_ns, stat.st_mtime_ns))
@@ -235,6 +263,23 @@ class FileStorage:
             os.unlink(path)
         self._sync_folder(os.path.dirname(path))
         self._remove_empty(os.path.dirname(path))
+
+    # Locks
+
+    def _lock(self, request: Lock) -> _Lock | None:
+        path = self._path(request.key)
+        while True:
+            try:
+                descriptor = os.open(path, _CHANGE)
+            except FileNotFoundError:
+                return None
+            lock = _Lock(descriptor)
+            if _leads_to(path, lock.state):
+                return lock
+            lock.release()  # replaced or removed while we waited: the lock that counts is another file's
+
+    def _unlock(self, request: Unlock) -> None:
+        request.lock.release()
 
     # Uploads
 
@@ -273,30 +318,22 @@ class FileStorage:
         return f"{self._root}/{key}"
 
     @contextmanager
-    def _locked(self, key: str, tag: Tag | None = None) -> Iterator[tuple[int, os.stat_result]]:
-        """The file of `key`, open and locked, and its state; `Conflict` if there is none, or its tag is not `tag`."""
-        path = self._path(key)
-        while True:
-            try:
-                descriptor = os.open(path, _CHANGE)
-            except FileNotFoundError:
-                raise self._conflict(key) from None
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-                try:
-                    locked = os.fstat(descriptor)
-                    if not _leads_to(path, locked):
-                        continue  # replaced or removed while we waited: the lock that counts is another file's
-                    if tag is not None and _tag(locked) != tag:
-                        raise self._conflict(key)
-                    yield descriptor, locked
-                    return
-                finally:
-                    # Not left to close(): a process forked meanwhile has a copy of the descriptor, and with it
-                    # the lock.
-                    fcntl.flock(descriptor, fcntl.LOCK_UN)
-            finally:
-                os.close(descriptor)
+    def _locked(
+        self, key: str, tag: Tag | None = None, lock: _Lock | None = None
+    ) -> Iterator[tuple[int, os.stat_result]]:
+        """The file of `key`, open and locked, and its state; `Conflict` if there is none, or its tag is not `tag`.
+        `lock` is one that the caller has, and keeps."""
+        held = lock or self._lock(Lock(key))
+        if held is None:
+            raise self._conflict(key)
+        try:
+            state = held.state if lock is None else os.fstat(held.descriptor)
+            if (tag is not None and _tag(state) != tag) or (lock is not None and not _leads_to(self._path(key), state)):
+                raise self._conflict(key)
+            yield held.descriptor, state
+        finally:
+            if lock is None:
+                held.release()
 
     @contextmanager
     def _temporary(self, body: bytes) -> Iterator[tuple[str, FileTag]]:
@@ -400,6 +437,8 @@ _ANSWERS: dict[type, Callable[[FileStorage, Any], Any]] = {
     Append: FileStorage._append,
     Delete: FileStorage._delete,
     DeleteIf: FileStorage._delete_if,
+    Lock: FileStorage._lock,
+    Unlock: FileStorage._unlock,
     List: FileStorage._list,
     OpenUpload: FileStorage._open_upload,
     UploadPart: FileStorage._upload_part,

@@ -26,8 +26,10 @@ from lsm.steps import (
     Get,
     GetRanges,
     List,
+    Lock,
     OpenUpload,
     PutIf,
+    Unlock,
     UploadPart,
 )
 from lsm.storage.files import FileStorage, FileTag
@@ -276,6 +278,62 @@ def test_appends_and_replacements_of_many_writers_are_all_there(storage: FileSto
     for name in "abc":
         assert [line for line in lines if line.decode().startswith(name)] == [f"{name}{n}".encode() for n in range(60)]
     assert len(lines) == 180
+
+
+def _others(storage: FileStorage, request: object) -> tuple[threading.Thread, list[object]]:
+    """A request on a thread of its own, and its outcome, once it has one."""
+    outcome: list[object] = []
+
+    def ask() -> None:
+        try:
+            outcome.append(storage.execute(request))
+        except Conflict as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    return thread, outcome
+
+
+def test_whoever_holds_a_lock_writes_first(storage: FileStorage) -> None:
+    first = storage.execute(Create("a", b"one,"))
+    lock = storage.execute(Lock("a"))
+    thread, outcome = _others(storage, Append("a", (), b"other", first))
+    second = storage.execute(Append("a", (), b"two,", first, lock))
+    third = storage.execute(PutIf("a", b"three", second, lock))
+    with pytest.raises(Conflict):
+        storage.execute(Append("a", (), b"four", third, lock))  # of the file that was replaced
+    thread.join(0.2)
+    assert outcome == []
+    storage.execute(Unlock(lock))
+    thread.join(20)
+    assert isinstance(outcome[0], Conflict)
+    assert storage.execute(Get("a")) == Found(b"three", third)
+
+
+def test_a_lock_that_is_dropped_is_let_go(storage: FileStorage) -> None:
+    tag = storage.execute(Create("a", b""))
+    lock = storage.execute(Lock("a"))
+    thread, outcome = _others(storage, Append("a", (), b"x", tag))
+    del lock
+    thread.join(20)
+    assert isinstance(outcome[0], FileTag)
+
+
+def test_what_is_not_there_is_not_locked(storage: FileStorage) -> None:
+    assert storage.execute(Lock("a")) is None
+
+
+def test_a_forked_child_does_not_unlock_what_its_parent_holds(storage: FileStorage, root: Path) -> None:
+    storage.execute(Create("a", b""))
+    lock = storage.execute(Lock("a"))
+    if not (child := os.fork()):
+        storage.execute(Unlock(lock))
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    with (root / "a").open() as file, pytest.raises(BlockingIOError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    storage.execute(Unlock(lock))
 
 
 def test_a_forked_child_does_not_keep_the_lock(storage: FileStorage, root: Path) -> None:

@@ -54,6 +54,7 @@ class Oracle:
         self._written: dict[Cell, list[Cell]] = {}
         self._uids: dict[tuple[str, Any], Op] = {}
         self._removals: dict[Hashable, list[Op]] = {}
+        self._sources: dict[str, set[str]] = {}
 
     # What is asked.
 
@@ -195,8 +196,9 @@ class Oracle:
         return self._uids[thread, stored.checkpoint]
 
     def has_removals(self, thread: str) -> bool:
-        """Whether anything of a thread may have been removed."""
-        return any(removal.outcome != "refused" for removal in self._removals_on(thread))
+        """Whether anything of a thread, or of what was copied to it, may have been removed."""
+        threads = {thread, *self._sources.get(thread, ())}
+        return any(removal.outcome != "refused" for each in threads for removal in self._removals_on(each))
 
     def hidden(self, child: Op, channel: str) -> tuple[Op, list[Any], Any] | None:
         """What a parent that is not seen any more contributes to a chain: its call, its writes on a channel, and its
@@ -227,6 +229,7 @@ class Oracle:
     def copied(self, copy: Op) -> None:
         """All is quiet, and a copy is over: what it stored counts as stored by those who had stored it first."""
         source, target = copy.thread, copy.about["target"]
+        self._sources.setdefault(target, set()).update({source, *self._sources.get(source, ())})
 
         def moved(cell: Cell) -> Cell:
             return (cell[0], target, *cell[2:])

@@ -23,10 +23,10 @@ from typing import Any
 
 from lsm.engine import Engine
 from lsm.errors import Conflict, Refused, StorageError, Throttled, Unavailable
-from lsm.steps import All, Append, Delete, DeleteIf, Now, PutIf, Sleep, Wait
+from lsm.steps import All, Append, Delete, DeleteIf, Lock, Now, PutIf, Sleep, Unlock, Wait
 from tools.simulation.faults import Fault, Rates
 from tools.simulation.store import Store
-from tools.simulation.story import Story, describe
+from tools.simulation.story import Story, describe, short
 
 START = 1_700_000_000.0
 MOST_EVENTS = 100_000
@@ -81,6 +81,8 @@ class Node:
             flight.abandon(torn=True)
         for caller in callers:
             caller.kill()
+        for held in [held for held in self.world.held.values() if held.node is self]:
+            self.world.unlock(held)
         self.start()
 
 
@@ -196,10 +198,28 @@ class Caller:
                 world.after(world.brief(self.random), answer, None if error else future.result(), error)
 
             request.future.add_done_callback(woken)
+        elif kind is Lock:
+            self._lock(request.key, self._turn, answer)
+        elif kind is Unlock:
+            world.unlock(request.lock)
+            world.after(world.brief(self.random), answer, None, None)
         else:
             flight = Flight(self, request, answer)
             self._flights.append(flight)
             flight.depart()
+
+    def _lock(self, key: str, turn: int, answer: Answer) -> None:
+        world = self.world
+        if self.over or turn != self._turn:
+            return
+        if key in world.locked or key in world.held:
+            world.wait(key, self.random, self._lock, key, turn, answer)
+            return
+        held = None
+        if key in world.store.objects:
+            held = world.held[key] = Held(key, self.node)
+            world.story.tell(world.now, self.name, f"locks {short(key)}")
+        answer(held, None)
 
     def _perform_all(self, items: Sequence[Any], answer: Answer, exposed: bool) -> None:
         outcomes: list[Any] = [None] * len(items)
@@ -259,7 +279,7 @@ class Flight:
         store, world, random = self.world.store, self.world, self.random
         if self._arrived:
             if self._length and world.locked.get(self.request.key) is self:
-                del world.locked[self.request.key]
+                world.free(world.locked, self.request.key)
                 if not torn:
                     store.take_back(self.request.key, self._length)
             return
@@ -268,7 +288,7 @@ class Flight:
             self._dropped = chance < 0.5
             return
         self._dropped = True
-        if chance < 0.5 or (key := getattr(self.request, "key", None)) in world.locked or self.fault is not Fault.NONE:
+        if chance < 0.5 or world.waits(self.request) or self.fault is not Fault.NONE:
             return
         if torn and isinstance(self.request, Append):
             if store.tear(self.request, random):
@@ -276,14 +296,14 @@ class Flight:
             return
         with suppress(StorageError):
             store.apply(self.request)
-            store.sync(key or "")
+            store.sync(getattr(self.request, "key", ""))
 
     def _arrive(self) -> None:
         world, request, fault, store = self.world, self.request, self.fault, self.world.store
         if self._dropped:
             return
-        if store.appends and getattr(request, "key", None) in world.locked and isinstance(request, _LOCKING):
-            world.after(world.brief(self.random), self._arrive)
+        if isinstance(request, _LOCKING) and world.waits(request):
+            world.wait(request.key, self.random, self._arrive)
             return
         self._arrived = True
         value: Any = None
@@ -313,7 +333,7 @@ class Flight:
     def _synced(self, value: Any) -> None:
         if self.world.locked.get(self.request.key) is not self:
             return
-        del self.world.locked[self.request.key]
+        self.world.free(self.world.locked, self.request.key)
         self.world.store.sync(self.request.key)
         self._reply(value, None)
 
@@ -328,6 +348,14 @@ class Flight:
     def _answered(self, value: Any, error: StorageError | None) -> None:
         self.node.flights.pop(self, None)
         self._answer(value, error)
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """A lock that a process holds on an object."""
+
+    key: str
+    node: Node
 
 
 _LOCKING = (Append, PutIf, Delete, DeleteIf)
@@ -352,6 +380,8 @@ class World:
         self.store = Store(appends, lambda: self.now)
         self.nodes: list[Node] = []
         self.locked: dict[str, Flight] = {}
+        self.held: dict[str, Held] = {}
+        self._waiting: dict[str, list[tuple[Random, Callable[..., None], tuple[Any, ...]]]] = {}
         self.power_cuts: list[float] = []
         self.on_power_cut: Callable[[], None] = lambda: None
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
@@ -362,6 +392,27 @@ class World:
         """Have something happen after a while."""
         self._count += 1
         heappush(self._events, (self.now + delay, self._count, what, args))
+
+    def waits(self, request: Any) -> bool:
+        """Whether a request must wait for another one, or for whoever holds a lock."""
+        key = getattr(request, "key", None)
+        held = self.held.get(key or "")
+        return key in self.locked or (held is not None and held is not getattr(request, "lock", None))
+
+    def unlock(self, held: Held) -> None:
+        """Let the others go on."""
+        if self.held.get(held.key) is held:
+            self.free(self.held, held.key)
+
+    def wait(self, key: str, random: Random, what: Callable[..., None], *args: Any) -> None:
+        """Have something happen once an object is free; it may have to wait again."""
+        self._waiting.setdefault(key, []).append((random, what, args))
+
+    def free(self, taken: dict[str, Any], key: str) -> None:
+        """An object is let go of."""
+        del taken[key]
+        for random, what, args in self._waiting.pop(key, ()):
+            self.after(self.brief(random), what, *args)
 
     @staticmethod
     def brief(random: Random) -> float:
@@ -379,7 +430,8 @@ class World:
         self.power_cuts.append(self.now)
         for node in self.nodes:
             node.crash()
-        self.locked.clear()
+        for key in list(self.locked):
+            self.free(self.locked, key)
         for key in self.store.cut_power(self.random):
             self.story.tell(self.now, "disk", f"{key} loses what was not synced")
         self.on_power_cut()
@@ -405,3 +457,5 @@ class World:
         waiting = [caller.name for node in self.nodes for caller in node.callers]
         if waiting:
             raise Violation(f"these callers wait for ever: {', '.join(waiting)}")
+        if self.held:
+            raise Violation(f"these stay locked: {', '.join(self.held)}")
