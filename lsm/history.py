@@ -136,7 +136,7 @@ class _Ancestors:
     def get(self, id_: str) -> Steps[Item | None]:
         """A checkpoint, be it hidden, with its writes."""
         key = self._namespace, id_
-        if not self._view.is_complete(*key):
+        if self._unread and not self._view.is_complete(*key):
             near = [each for each in self._unread if each[1] in each[0].checkpoint_index.covering(key, key)]
             if near:
                 wanted = self._unread if self._far else near

@@ -10,6 +10,7 @@ Rules of this module:
 from __future__ import annotations
 
 import hashlib
+from functools import lru_cache
 
 ROOT_KEY = "lsm.json"
 MANIFESTS = "manifests/"
@@ -21,6 +22,7 @@ _LONGEST = 120
 _DIGEST = "=="
 
 
+@lru_cache(256)
 def thread_name(thread_id: str) -> str:
     """The name under which a thread's objects lie.
 
@@ -60,6 +62,7 @@ def thread_id_of(name: str) -> str | None:
     return thread_id if thread_id and thread_name(thread_id) == name else None
 
 
+@lru_cache(256)
 def _spread(thread_id: str) -> str:
     return hashlib.sha256(thread_id.encode("utf-8", "surrogatepass")).hexdigest()[:2]
 

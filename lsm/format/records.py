@@ -412,10 +412,11 @@ def place_of(numbers: Sequence[Any], own: tuple[int, int] = (0, 0)) -> Place:
     Raises:
         TypeError: If it is none.
     """
-    place = Place(*numbers)
-    if any(type(number) is not int or number < 0 for number in place):
-        raise TypeError("a place is not made of numbers")
-    return place if place.segment > 1 else place._replace(segment=own[place.segment])
+    for number in numbers:
+        if type(number) is not int or number < 0:
+            raise TypeError("a place is not made of numbers")
+    segment, *rest = numbers
+    return Place(segment if segment > 1 else own[segment], *rest)
 
 
 def _places(numbers: list[Any], own: tuple[int, int]) -> Pieces:
