@@ -335,7 +335,7 @@ def _send(process: Process, thread: Thread, view: View | None, batch: Batch, now
         flush = thread.flush = None
     if flush is None and view.count and (asked or view.size + _MOST_STUBS + process.limits.frame > MANIFEST):
         flush = prepare(view, process.compression, now, process.entropy(6))
-        yield from upload(segment_key(thread.id, flush.info.ulid), flush.body)
+        yield from upload(segment_key(thread.id, flush.info.ulid), flush.body, lock is None)
     yield from _refuse(process, thread, view, batch)
     members = [entry for entry in batch.members if entry.outcome is None]
     base = view
@@ -348,7 +348,7 @@ def _send(process: Process, thread: Thread, view: View | None, batch: Batch, now
         base = landed(flush, view, process.limits, process.compression, wanted)
         process.follow(view, base)
     values: dict[BlobKey, Known] = {}
-    frame, raw = yield from _frame(process, thread, base, members, batch, now, values)
+    frame, raw = yield from _frame(process, thread, base, members, batch, now, values, lock is None)
     if frame is None and flush is None:
         return
     if flush is not None or view.tag is None or view.torn:
@@ -366,7 +366,7 @@ def _send(process: Process, thread: Thread, view: View | None, batch: Batch, now
     if beside is None:
         outcomes = [(yield request)]
     else:
-        outcomes = yield All([request, upload(segment_key(thread.id, beside.info.ulid), beside.body)])
+        outcomes = yield All([request, upload(segment_key(thread.id, beside.info.ulid), beside.body, lock is None)])
         if isinstance(outcomes[0], BaseException):
             raise outcomes[0]
     with thread.lock:
@@ -406,6 +406,7 @@ def _frame(
     batch: Batch,
     now: float,
     values: dict[BlobKey, Known],
+    patient: bool,
 ) -> Steps[tuple[Frame | None, bytes]]:
     """The frame for a view, its large values uploaded. What is known of the values is added to `values`."""
     records: list[Record] = []
@@ -426,7 +427,7 @@ def _frame(
         segment = batch.uploaded
         if segment is None or not segment.serves(bodies, view, now - process.limits.grace / 2):
             segment = _value_segment(process, view, large, bodies, now)
-            yield from upload(segment_key(thread.id, segment.info.ulid), segment.body)
+            yield from upload(segment_key(thread.id, segment.info.ulid), segment.body, patient)
             batch.uploaded = segment
         info = replace(segment.info, number=view.next_number, base=seq, top=seq)
         slots = dict(zip(map(id, large), segment.slots, strict=True))

@@ -16,24 +16,26 @@ _ATTEMPTS = 6
 _FIRST_PAUSE = 0.1
 
 
-def upload(key: str, body: bytes) -> Steps[None]:
+def upload(key: str, body: bytes, patient: bool = True) -> Steps[None]:
     """Store an object.
 
     Args:
         key: A name that nothing else will ever have.
         body: Its bytes.
+        patient: Whether to wait and try again. Whoever holds a lock does not.
 
     Raises:
         StorageError: If it could not be stored.
     """
-    for attempt in range(_ATTEMPTS):
+    attempts = _ATTEMPTS if patient else 1
+    for attempt in range(attempts):
         try:
             try:
                 yield Create(key, body)
             except Conflict:
                 yield GetRanges(key, ((0, 1),))
         except (NotFound, Throttled, Unavailable):
-            if attempt == _ATTEMPTS - 1:
+            if attempt == attempts - 1:
                 raise
             yield Sleep(_FIRST_PAUSE * 2**attempt)
             continue

@@ -81,7 +81,7 @@ class Node:
             flight.abandon(torn=True)
         for caller in callers:
             caller.kill()
-        for held in [held for held in self.world.held.values() if held.node is self]:
+        for held in [held for held in self.world.held.values() if held.caller.node is self]:
             self.world.unlock(held)
         self.start()
 
@@ -188,6 +188,8 @@ class Caller:
         elif kind is GeneratorType:
             self._spawn(request, answer, False)
         elif kind is Sleep:
+            if any(held.caller is self for held in world.held.values()):
+                raise Violation(f"{self.name} sleeps while the others wait for it")
             world.after(request.seconds, answer, None, None)
         elif kind is Now:
             world.after(world.brief(self.random), answer, world.now, None)
@@ -217,7 +219,7 @@ class Caller:
             return
         held = None
         if key in world.store.objects:
-            held = world.held[key] = Held(key, self.node)
+            held = world.held[key] = Held(key, self)
             world.story.tell(world.now, self.name, f"locks {short(key)}")
         answer(held, None)
 
@@ -352,10 +354,10 @@ class Flight:
 
 @dataclass(frozen=True, eq=False)
 class Held:
-    """A lock that a process holds on an object."""
+    """A lock that a caller holds on an object."""
 
     key: str
-    node: Node
+    caller: Caller
 
 
 _LOCKING = (Append, PutIf, Delete, DeleteIf)
