@@ -231,13 +231,15 @@ class Scan:
 
 
 def invite(process: Process, thread: Thread, view: View, gathering: Gathering, items: list[Item]) -> Steps[None]:
-    """Add to items what segments hold of checkpoints that lie elsewhere."""
+    """Add to items what other segments hold of the same checkpoints: writes that came before them, or, of one that was
+    put again, what is older."""
     wanted = []
     for item in items:
         key = item.checkpoint.namespace, item.checkpoint.id
-        for info in view.segments():
-            if has(info.shared, guest_term(*key)):
-                wanted += [(info, run, key) for run in info.checkpoint_index.covering(key, key)]
+        again = item.checkpoint.seq > view.header.seq and not view.is_complete(*key)
+        if again or any(has(info.shared, guest_term(*key)) for info in view.segments()):
+            holders = view.holders(item.checkpoint.namespace)
+            wanted += [(info, run, key) for info in holders for run in info.checkpoint_index.covering(key, key)]
     loaded = yield from load_runs(process, thread, [(info, run) for info, run, _ in wanted])
     for (info, _, key), pages in zip(wanted, loaded, strict=True):
         for page in pages:
