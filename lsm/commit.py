@@ -46,7 +46,7 @@ from lsm.limits import MANIFEST
 from lsm.process import Known, Process, Thread, refresh
 from lsm.root import verify_root
 from lsm.steps import All, Append, Now, PutIf, Sleep, Steps, Wait, results
-from lsm.turn import in_turn
+from lsm.turn import give_way, in_turn, note_overtaken
 from lsm.upload import upload
 from lsm.view import BlobKey, View, assemble
 
@@ -271,6 +271,7 @@ def _next_batch(thread: Thread) -> Batch:
 
 def _commit_batch(process: Process, thread: Thread, batch: Batch) -> Steps[None]:
     now = yield Now()
+    yield from give_way(process, thread, now)
     elapsed, pause, conflict = 0.0, _FIRST_PAUSE, False
     stale = thread.view is None or batch.sent
     while True:
@@ -280,7 +281,10 @@ def _commit_batch(process: Process, thread: Thread, batch: Batch) -> Steps[None]
         except (Conflict, Throttled, Unavailable) as error:
             last_error, stale, conflict = error, True, isinstance(error, Conflict)
         last, now = now, (yield Now())
-        elapsed += max(0.0, now - last)  # a clock that is set back does not end the patience
+        took = max(0.0, now - last)  # a clock that is set back does not end the patience
+        elapsed += took
+        if conflict:
+            note_overtaken(thread, now, took)
         if elapsed > process.limits.commit_deadline:
             raise CommitTimeout(
                 f"thread {thread.id!r} in {process.url}: a commit to {thread.key} did not succeed within "
@@ -288,7 +292,9 @@ def _commit_batch(process: Process, thread: Thread, batch: Batch) -> Steps[None]
             ) from last_error
         logger.debug("thread %r: commit %s is tried again (%s)", thread.id, batch.id, last_error)
         if not conflict or (pause > _FIRST_PAUSE and not process.appends):
-            yield Sleep(pause * (0.5 + int.from_bytes(process.entropy(2), "big") / 65536))
+            seconds = pause * (0.5 + int.from_bytes(process.entropy(2), "big") / 65536)
+            yield Sleep(seconds)
+            now, elapsed = (yield Now()), elapsed + seconds
         pause = min(pause * 2, _LONGEST_TURN if conflict else _LONGEST_PAUSE)
 
 

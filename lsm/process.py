@@ -54,6 +54,8 @@ class Thread:
         commits: How many commits this process has tried here.
         flush: A segment that is ready to take the place of the frames in it.
         judged: The header for which it was last decided whether segments should be merged.
+        contended: When a commit was last overtaken by another process's, if that is not long ago.
+        lag: How long the attempt took that was overtaken, in seconds.
     """
 
     id: str
@@ -67,6 +69,8 @@ class Thread:
     commits: int = 0
     flush: Flush | None = None
     judged: Header | None = None
+    contended: float | None = None
+    lag: float = 0.0
 
 
 @dataclass(eq=False)

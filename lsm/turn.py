@@ -6,7 +6,8 @@ Rules of this module:
   write all the time, one that is slow to look would always find itself overtaken. On a store that appends it locks the
   manifest before it looks again, so that the next write is its own. Locks are granted in order of arrival, or nearly.
 - A lock is held for one attempt, in which nothing is waited for but the store.
-- Object stores have no such locks. There, a writer tries again at short intervals.
+- Object stores have no such locks. There, whoever was overtaken tries again at short intervals; and it knows from then
+  on, for a while, that there are others, and gives way to them between its own commits.
 """
 
 from __future__ import annotations
@@ -14,8 +15,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from lsm.process import Process
-from lsm.steps import Lock, Steps, Unlock
+from lsm.process import Process, Thread
+from lsm.steps import Lock, Sleep, Steps, Unlock
+
+_REMEMBERED = 10.0  # seconds
+_LONGEST_LAG = 2.0
 
 
 def in_turn(process: Process, key: str, overtaken: bool, attempt: Callable[[Any], Steps[None]]) -> Steps[None]:
@@ -39,3 +43,24 @@ def in_turn(process: Process, key: str, overtaken: bool, attempt: Callable[[Any]
         yield Unlock(lock)
         raise
     yield Unlock(lock)
+
+
+def note_overtaken(thread: Thread, now: float, took: float) -> None:
+    """Remember that others write to a thread.
+
+    Args:
+        thread: The thread.
+        now: The time.
+        took: How long the attempt took that failed, in seconds.
+    """
+    thread.contended, thread.lag = now, min(took, _LONGEST_LAG)
+
+
+def give_way(process: Process, thread: Thread, now: float) -> Steps[None]:
+    """Where others write, too, and there are no locks: wait before the next commit, so that one of them comes in
+    between. Without it, whoever has just won would win again, for it need not look before it writes."""
+    if thread.contended is not None and not process.appends:
+        if 0 <= now - thread.contended <= _REMEMBERED:
+            yield Sleep(2 * thread.lag * int.from_bytes(process.entropy(2), "big") / 65536)
+        else:
+            thread.contended = None
