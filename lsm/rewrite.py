@@ -282,7 +282,8 @@ class _Copy:
                 if checkpoint is None and self._plan.whole and self._is_abandoned(each):
                     continue
                 if entries:
-                    self._made.stray |= checkpoint is None and self._plan.view.header.stray
+                    # The thread's own header carries strays, unless it says otherwise; that of a copy does not.
+                    self._made.stray |= checkpoint is None and (self._plan.copying or self._plan.view.header.stray)
                     yield from self._copy_writes(each, entries, early=checkpoint is None)
             yield from self._log.pump()
         self._made.stray |= hidden_last

@@ -6,11 +6,12 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
 from langgraph.types import Command
 
 from langgraph.checkpoint.lsm import LSMSaver
 from tests.conftest import Backend
-from tests.support.checkpoints import at, chain, ids, listed, put
+from tests.support.checkpoints import at, chain, checkpoint, ids, listed, put
 from tests.support.compare import exact
 from tests.support.graphs import Run, finish, nested
 
@@ -104,6 +105,27 @@ def test_a_copy_into_a_thread_that_exists_merges(backend: Backend) -> None:
             ("task", "__error__", "at 2"),
             ("task", "text", 2),
         ]
+
+
+@pytest.mark.parametrize("before", ["", "flush", "compact"])
+@pytest.mark.parametrize("after", ["", "flush", "compact"])
+def test_writes_that_came_before_their_checkpoint_are_copied(before: str, after: str) -> None:
+    saver = LSMSaver.from_conn_string("memory://", compaction="off")
+
+    def rearrange(thread_id: str, how: str) -> None:
+        if how:
+            saver._runtime.run(getattr(saver._engine, how)(thread_id))
+
+    first = put(saver, at("source"), {"text": "first"})
+    later = checkpoint({"text": "later"}, version="2")
+    saver.put_writes(at("source", later["id"]), [("text", 1), ("text", 2)], "task")
+    rearrange("source", before)
+    saver.copy_thread("source", "target")
+    rearrange("target", after)
+    for thread_id in ("source", "target"):
+        stored = saver.put(at(thread_id, ids([first])[0]), later, {}, {"text": "2"})  # type: ignore[typeddict-item]
+        for config in (stored, at(thread_id)):
+            assert saver.get_tuple(config).pending_writes == [("task", "text", 1), ("task", "text", 2)]
 
 
 def test_copies_that_change_nothing(backend: Backend) -> None:
