@@ -21,13 +21,15 @@ from lsm.errors import (
     FormatVersionError,
     LSMError,
     Throttled,
+    Unavailable,
 )
-from lsm.steps import All, Create, Delete, Found, Get, PutIf, Sleep, Steps, Tag, results
+from lsm.steps import All, Create, Delete, Found, Get, Now, PutIf, Sleep, Steps, Tag, results
 
 KEY = "lsm.json"
 FORMAT = 1
 """The version of the layout under a root that this code reads and writes."""
 
+_CONCLUSIVE = 300.0  # seconds; later, a collector may have taken the probe's objects for garbage
 _PATIENCE = 5  # how often a throttled request of the probe is sent
 
 
@@ -53,10 +55,13 @@ def verify_root(url: str) -> Steps[None]:
     found = yield Get(KEY)
     if found is None:
         probes = [f"probe/{secrets.token_hex(12)}" for _ in range(2)]
+        began = yield Now()
         try:
             yield from _prove(url, *probes)
-        except LSMError:
+        except LSMError as error:
             yield All([Delete(probes)])  # as far as that works
+            if isinstance(error, ConditionalWritesUnsupported) and (yield Now()) - began > _CONCLUSIVE:
+                raise Unavailable(f"{url}: the probe of the store took so long that it proves nothing") from error
             raise
         _, created = yield All([Delete(probes), _patiently(Create(KEY, _body()))])
         if not isinstance(created, Exception):

@@ -19,7 +19,7 @@ from lsm.errors import (
     Unavailable,
 )
 from lsm.root import verify_root
-from lsm.steps import Create, Get, List, Steps
+from lsm.steps import Create, Get, List, Now, Steps
 from lsm.storage import Storage, open_storage
 from lsm.storage.objects import ObjectStorage
 from tests.support.moto import store_options
@@ -116,7 +116,8 @@ def test_a_throttled_probe_is_patient() -> None:
     steps = verify_root("test://")
     request = next(steps)
     assert request == Get("lsm.json")
-    first = steps.send(None).of[0]
+    assert steps.send(None) == Now()
+    first = steps.send(0.0).of[0]
     create = next(first)
     assert isinstance(create, Create)
     pause = first.throw(Throttled("slow down"))
