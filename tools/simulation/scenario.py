@@ -75,7 +75,7 @@ _ROLES = {
     "browse": 1,
     "flush": 1.5,
     "compact": 2,
-    "collect": 4,
+    "collect": 3,
     "prune": 1.2,
     "delete_runs": 0.6,
     "copy": 0.5,
