@@ -239,6 +239,7 @@ def _lead(process: Process, thread: Thread, own: Entry) -> Steps[None]:
     """Commit batches until the own entry is in one, then hand over."""
     try:
         while own.outcome is None:
+            yield from give_way(process, thread)
             with thread.lock:
                 batch = thread.batch = thread.batch or _next_batch(thread)
             try:
@@ -271,7 +272,6 @@ def _next_batch(thread: Thread) -> Batch:
 
 def _commit_batch(process: Process, thread: Thread, batch: Batch) -> Steps[None]:
     now = yield Now()
-    yield from give_way(process, thread, now)
     elapsed, pause, conflict = 0.0, _FIRST_PAUSE, False
     stale = thread.view is None or batch.sent
     while True:

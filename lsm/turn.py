@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lsm.process import Process, Thread
-from lsm.steps import Lock, Sleep, Steps, Unlock
+from lsm.steps import Lock, Now, Sleep, Steps, Unlock
 
 _REMEMBERED = 10.0  # seconds
 _LONGEST_LAG = 2.0
@@ -56,11 +56,12 @@ def note_overtaken(thread: Thread, now: float, took: float) -> None:
     thread.contended, thread.lag = now, min(took, _LONGEST_LAG)
 
 
-def give_way(process: Process, thread: Thread, now: float) -> Steps[None]:
+def give_way(process: Process, thread: Thread) -> Steps[None]:
     """Where others write, too, and there are no locks: wait before the next commit, so that one of them comes in
-    between. Without it, whoever has just won would win again, for it need not look before it writes."""
+    between. Without it, whoever has just won would win again, for it need not look before it writes. Callers of this
+    process that come meanwhile are in the next commit."""
     if thread.contended is not None and not process.appends:
-        if 0 <= now - thread.contended <= _REMEMBERED:
+        if 0 <= (yield Now()) - thread.contended <= _REMEMBERED:
             yield Sleep(2 * thread.lag * int.from_bytes(process.entropy(2), "big") / 65536)
         else:
             thread.contended = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import uuid
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,7 +13,10 @@ from typing import Any
 import pytest
 
 from langgraph.checkpoint.lsm import LSMSaver
-from lsm.steps import Append, PutIf
+from lsm.drive import run
+from lsm.process import refresh
+from lsm.steps import Append, Now, PutIf, Sleep, Wait
+from lsm.storage import open_storage
 from lsm.storage.files import FileStorage
 from tests.conftest import Backend
 from tests.support.checkpoints import at, chain, listed, put
@@ -111,3 +115,96 @@ def test_a_process_that_is_always_overtaken_gets_its_turn(
         assert storage.overtaken == commits
         storage.overtake = None
         assert listed(slow, at("shared")) == listed(fast, at("shared"))
+
+
+class Pauses:
+    """Runs steps by hand: sleeps are noted, and something may be done during each."""
+
+    def __init__(self, storage: Any) -> None:
+        self.storage = storage
+        self.slept: list[float] = []
+        self.meanwhile: Callable[[], object] = lambda: None
+
+    def run(self, steps: Any) -> Any:
+        return run(self._noted(steps), self.storage)
+
+    def _noted(self, steps: Any) -> Any:
+        request = next(steps)
+        try:
+            while True:
+                try:
+                    if isinstance(request, Sleep):
+                        self.slept.append(request.seconds)
+                        answer = self.meanwhile()
+                    else:
+                        answer = yield request
+                except BaseException as error:  # noqa: BLE001 (the steps decide)
+                    request = steps.throw(error)
+                else:
+                    request = steps.send(answer)
+        except StopIteration as stop:
+            return stop.value
+
+
+@pytest.fixture
+def contended() -> tuple[LSMSaver, Pauses]:
+    """A saver on a store without locks, one of whose commits was just overtaken."""
+    storage = open_storage(f"memory://{uuid.uuid4().hex}")
+    slow, fast = (LSMSaver.from_storage(storage, compaction="off") for _ in range(2))
+    put(slow, at("shared"), {"count": 0})
+    pauses = Pauses(storage)
+    pauses.run(steps_of(slow, "first"))
+    assert pauses.slept == []  # alone, nobody waits
+    put(fast, at("shared"), {"count": 1})
+    pauses.run(steps_of(slow, "second"))
+    assert pauses.slept == []  # what was overtaken is tried again at once
+    return slow, pauses
+
+
+def steps_of(saver: LSMSaver, task_id: str) -> Any:
+    steps = saver._put_writes(at("shared", "1"), [("count", task_id)], task_id, "")
+    assert steps is not None
+    return steps
+
+
+def tasks(saver: LSMSaver) -> list[str]:
+    """The tasks whose writes are stored, in order of commit."""
+    thread = saver._engine.process.thread("shared")
+    view = run(refresh(saver._engine.process, thread), saver._storage)
+    assert view is not None
+    return [writes.task_id for writes in view.writes("", "1")]
+
+
+def test_whoever_was_overtaken_lately_gives_way_before_the_next_commit(contended: tuple[LSMSaver, Pauses]) -> None:
+    saver, pauses = contended
+    late: list[Any] = []
+
+    def come_late() -> None:
+        """Another caller of the process queues up during the pause."""
+        steps = steps_of(saver, "late")
+        request = next(steps)
+        while not isinstance(request, Wait):
+            request = steps.send(time.time() if isinstance(request, Now) else None)
+        late.append((request.future, steps))
+
+    before = run(refresh(saver._engine.process, saver._engine.process.thread("shared")), saver._storage).seq
+    pauses.meanwhile = come_late
+    pauses.run(steps_of(saver, "third"))
+    assert len(pauses.slept) == 1
+    assert late[0][0].done()
+    assert tasks(saver) == ["first", "second", "third", "late"]
+    assert saver._engine.process.thread("shared").view.seq == before + 1  # one commit for both
+
+
+def test_who_is_interrupted_while_it_gives_way_has_stored_nothing(contended: tuple[LSMSaver, Pauses]) -> None:
+    saver, pauses = contended
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    pauses.meanwhile = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        pauses.run(steps_of(saver, "interrupted"))
+    pauses.meanwhile = lambda: None
+    pauses.run(steps_of(saver, "third"))
+    assert tasks(saver) == ["first", "second", "third"]

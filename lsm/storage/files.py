@@ -341,16 +341,15 @@ class FileStorage:
         appended to it before its place is durable, too."""
         path, descriptor = self._open_temporary()
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            lock = _Lock(descriptor)
             try:
                 _write(descriptor, body, 0)
                 _stamp(descriptor)
                 self._sync(descriptor)
                 yield path, _tag(os.fstat(descriptor))
             finally:
-                fcntl.flock(descriptor, fcntl.LOCK_UN)
+                lock.release()
         finally:
-            os.close(descriptor)
             _remove(path)
 
     def _open_temporary(self) -> tuple[str, int]:
