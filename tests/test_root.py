@@ -19,7 +19,7 @@ from lsm.errors import (
     Unavailable,
 )
 from lsm.root import verify_root
-from lsm.steps import Create, Get, List, Now, Steps
+from lsm.steps import All, Create, Delete, Get, List, Now, Steps
 from lsm.storage import Storage, open_storage
 from lsm.storage.objects import ObjectStorage
 from tests.support.moto import store_options
@@ -143,6 +143,28 @@ def resumed(steps: Steps[None], answer: Any) -> Steps[None]:
     with contextlib.suppress(StopIteration):
         while True:
             request = steps.send((yield request))
+
+
+def test_a_store_is_not_blamed_for_what_a_collector_removed(storage: Storage) -> None:
+    """The probe was delayed for so long that its objects were taken for garbage, between its requests."""
+
+    def delayed(steps: Steps[None]) -> Steps[None]:
+        request, asked, clock = next(steps), 0, 0.0
+        with contextlib.suppress(StopIteration):
+            while True:
+                if isinstance(request, Now):
+                    request = steps.send(clock)
+                    continue
+                asked += isinstance(request, All)
+                if asked == 2:
+                    storage.execute(Delete([key for key in stored(storage) if key.startswith("probe/")]))
+                    clock = 4000.0
+                request = steps.send((yield request))
+
+    with pytest.raises(Unavailable, match="proves nothing"):
+        run(delayed(verify_root(storage.url)), storage)
+    run(verify_root(storage.url), storage)
+    assert stored(storage) == ["lsm.json"]
 
 
 def test_a_failing_store_is_not_a_wrong_one(s3: Any, proxy: S3Proxy) -> None:
