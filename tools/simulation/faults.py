@@ -72,7 +72,7 @@ class Rates:
 _HIGHEST = {
     "before": 0.15,
     "after": 0.15,
-    "lost": 0.3,
+    "lost": 0.4,
     "throttled": 0.1,
     "refused": 0.03,
     "late": 0.06,

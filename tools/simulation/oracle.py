@@ -109,8 +109,10 @@ class Oracle:
         return may or ":" in namespace, must
 
     def _unsure(self, op: Op, cell: Cell) -> bool:
-        """Whether what a call stored in a checkpoint's cell may have been removed since."""
-        for removal in self._removals_on(op.thread):
+        """Whether what a call stored in a checkpoint's cell may have been removed since, be it before it was copied."""
+        copied = op.about.get("copied", 0.0)
+        before = [each for source in self._sources.get(op.thread, ()) for each in self._removals_on(source)]
+        for removal in [*self._removals_on(op.thread), *(each for each in before if each.began <= copied)]:
             if removal.outcome == "refused" or removal.ended <= op.began:
                 continue
             if removal.kind == "delete" or self._removes(removal, cell)[0]:
