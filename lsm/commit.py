@@ -9,6 +9,7 @@ Rules of this module:
   tell, for it may have been our own write, answered twice, that made it fail. So before a batch is sent again, the
   manifest is read again and asked for the commit id.
 - Values too large for a frame go first, into a segment. A flush is uploaded beside a commit, and lands with the next.
+- What a task wrote and what a channel gains of it are the same bytes: where they are large, the blob *borrows* them.
 - What is sent is made from the view that it is conditional on. After a conflict it is made anew.
 """
 
@@ -20,7 +21,7 @@ from concurrent.futures import Future
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from lsm.errors import CommitTimeout, ConcurrentRunError, Conflict, LSMError, Throttled, Unavailable
 from lsm.find import latest
@@ -33,6 +34,7 @@ from lsm.format.records import (
     Checkpoint,
     Pieces,
     Place,
+    Range,
     Record,
     Typed,
     Version,
@@ -420,7 +422,8 @@ def _frame(
     stored = {key for entry in members if isinstance(entry.change, Put) for key in entry.change.blob_keys()}
     for entry in members:
         if isinstance(entry.change, Put):
-            records += _put_records(process, view, entry.change, taken, stored, values)
+            lenders = _lenders(process, view, entry.change, members)
+            records += _put_records(process, view, entry.change, taken, stored, lenders, values)
         elif isinstance(entry.change, PutWrites):
             records.append(entry.change.writes)
     if not records:
@@ -437,6 +440,12 @@ def _frame(
             batch.uploaded = segment
         info = replace(segment.info, number=view.next_number, base=seq, top=seq)
         slots = dict(zip(map(id, large), segment.slots, strict=True))
+        for record in records:
+            if isinstance(record, Blob):
+                record.borrowed = tuple([_placed(part, slots) for part in record.borrowed])
+        for record, body, slot in zip(large, bodies, segment.slots, strict=True):
+            if isinstance(record, Writes):
+                process.cache.put(_lent_key(info, slot.place), body, len(body) + 300)
         records = [
             replace(record, value=slots[id(record)].place) if id(record) in slots else record for record in records
         ]
@@ -447,6 +456,8 @@ def _frame(
         for record in records:
             if isinstance(record.value, Place):
                 record.value = record.value._replace(segment=info.number)
+            if isinstance(record, Blob):
+                record.borrowed = tuple(part._replace(segment=part.segment or info.number) for part in record.borrowed)
     return Frame(batch.id, seq, tuple(records), info, len(raw)), raw
 
 
@@ -479,6 +490,7 @@ def _put_records(
     put: Put,
     taken: set[BlobKey],
     stored: set[BlobKey],
+    lenders: Sequence[_Lender],
     values: dict[BlobKey, Known],
 ) -> list[Record]:
     checkpoint = put.checkpoint
@@ -493,7 +505,7 @@ def _put_records(
         before = parent.versions.get(channel) if parent is not None else None
         # A patch names its base by version and commit, and this very commit stores another value under that version.
         replaced = before is not None and (checkpoint.namespace, channel, version_key(before)) in stored
-        blobs.append(_with_value(process, view, None if replaced else parent, blob, value, values))
+        blobs.append(_with_value(process, view, None if replaced else parent, blob, value, lenders, values))
     if parent is not None and not view.has(parent):
         for channel, version in checkpoint.versions.items():
             if parent.versions.get(channel) != version:
@@ -521,6 +533,7 @@ def _with_value(
     parent: Checkpoint | None,
     blob: Blob,
     value: Typed | None,
+    lenders: Sequence[_Lender],
     values: dict[BlobKey, Known],
 ) -> Blob:
     """A blob with its value: as a patch on the value before it, where that is at hand and makes it smaller."""
@@ -532,20 +545,88 @@ def _with_value(
     if parent is not None and before is not None and blob.fresh and len(value[1]) >= patch.SMALLEST:
         pieces = view.pieces(parent, blob.channel)
         known: Known | None = process.cache.get(process.value_key(view, pieces[-1])) if pieces else None
-        if pieces and known is not None and known[0][0] == value[0] and len(known[1]) == len(pieces):
+        if pieces and known is not None and known[0][0] == value[0] and patch.count_pieces(known[1]) == len(pieces):
             made = patch.extend(known[1], blob.version, known[0][1], value[1])
             if made is not None:
-                extends = known[1][made.keep - 1].version
-                base = pieces[: made.keep]
+                kept = known[1][: made.keep]
+                extends, base = kept[-1].version, pieces[: patch.count_pieces(kept)]
                 at_hand = view.blob((blob.namespace, blob.channel, version_key(extends))) is not None
                 if at_hand or all(isinstance(piece, Place) for piece in base):
-                    values[key] = value, (*known[1][: made.keep], made.link)
-                    blob.value, blob.extends = pack_patch(made.link, made.data), extends
+                    ranges = _borrow(process, blob, made.data, lenders, patch.MAX_PIECES - 1 - len(base))
+                    values[key] = value, (*kept, made.link._replace(borrowed=len(ranges)))
+                    blob.value, blob.extends = pack_patch(made.link, made.data, ranges), extends
                     blob.base = None if at_hand else base
                     return blob
-    values[key] = value, (patch.whole(blob.version, value[1]),)
-    blob.value = pack_whole(value, blob.version)
+    ranges = _borrow(process, blob, value[1], lenders, patch.MAX_PIECES - 1)
+    values[key] = value, (patch.whole(blob.version, value[1])._replace(borrowed=len(ranges)),)
+    blob.value = pack_whole(value, blob.version, ranges)
     return blob
+
+
+class _Lender(NamedTuple):
+    """What a task wrote, and all the bytes of it."""
+
+    writes: Writes
+    data: bytes
+
+
+class _Loan(NamedTuple):
+    """A range of bytes that this very commit stores."""
+
+    writes: Writes
+    start: int
+    length: int
+
+
+def _placed(part: Place | _Loan, slots: Mapping[int, Slot]) -> Place:
+    """Where borrowed bytes lie. `slots` has those of what this commit stores, by the identity of the record."""
+    return part if isinstance(part, Place) else slots[id(part.writes)].place.part(part.start, part.length)
+
+
+def _lenders(process: Process, view: View, put: Put, members: Sequence[Entry]) -> list[_Lender]:
+    """The large writes on the parent of a checkpoint with large values, as far as their bytes are at hand."""
+    inline, namespace, parent = process.limits.inline, put.checkpoint.namespace, put.checkpoint.parent
+    if parent is None or all(value is None or len(value[1]) <= inline for _, value in put.values.values()):
+        return []
+    found: list[_Lender] = []
+    for writes in view.writes(namespace, parent):
+        if isinstance(writes.value, Place):
+            data: bytes | None = process.cache.get(_lent_key(view.segment(writes.value.segment), writes.value))
+            found += [_Lender(writes, data)] if data is not None else []
+    for writes in [entry.change.writes for entry in members if isinstance(entry.change, PutWrites)]:
+        if (writes.namespace, writes.id) == (namespace, parent) and isinstance(writes.value, bytes):
+            found += [_Lender(writes, writes.value)] if len(writes.value) > inline else []
+    return found
+
+
+def _lent_key(info: SegmentInfo | None, place: Place) -> tuple[Any, ...]:
+    return "lent", info and info.ulid, place.offset, place.start
+
+
+def _borrow(process: Process, blob: Blob, data: bytes, lenders: Sequence[_Lender], most: int) -> list[Range]:
+    """Let a blob have what tasks wrote to its channel for its own, where that saves more than a frame would take.
+
+    Returns:
+        The ranges of `data` that it borrows, in order; `most` at most.
+    """
+    least = process.limits.inline
+    loans: list[tuple[Range, Any]] = []
+    gaps = [(0, len(data))]
+    for writes, lent in lenders:
+        if not any(channel == blob.channel for _, channel in writes.entries):
+            continue
+        for gap in [each for each in gaps if each[1] - each[0] > least]:
+            low, high = gap
+            start, at, length = patch.overlap(lent, data[low:high])
+            if length > least and len(loans) < most:
+                value = writes.value
+                part = value.part(start, length) if isinstance(value, Place) else _Loan(writes, start, length)
+                loans.append(((low + at, length), part))
+                gaps.remove(gap)
+                gaps += [(low, low + at), (low + at + length, high)]
+    loans.sort(key=lambda loan: loan[0])
+    blob.borrowed = tuple(part for _, part in loans)
+    return [taken for taken, _ in loans]
 
 
 def _keep_values(process: Process, view: View, frame: Frame, values: Mapping[BlobKey, Known]) -> None:

@@ -6,7 +6,8 @@ Rules of this module:
   next. What is merged are always the newest segments, back to the oldest of the class, so that a record is copied once
   per class and places only ever point to what is older.
 - Segments of large values are emptied only while they are small beside all others together, or when most of what they
-  hold is garbage. Eight such are a reason to merge, too: a commit of a large value makes one.
+  hold is garbage. Many such are a reason to merge, too: a commit of a large value makes one. Nobody reads them but by
+  place, so that they may be more than others: what counts is their room in the header.
 - Operations with a keep-rule see everything: they flush first and rewrite all segments.
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from lsm.commit import Nothing, commit
 from lsm.errors import CommitTimeout, Conflict, Throttled, Unavailable
@@ -22,6 +24,7 @@ from lsm.find import Scan
 from lsm.format.manifest import Header, pack_header
 from lsm.format.records import Typed
 from lsm.format.segment import SegmentInfo
+from lsm.limits import Limits
 from lsm.lineage import KeepLatest, KeepRule, Without
 from lsm.listing import all_threads
 from lsm.process import Process, Thread, refresh
@@ -34,8 +37,8 @@ from lsm.view import CheckpointKey, View
 logger = logging.getLogger("lsm")
 
 FAN_IN = 8
+VALUES_FAN_IN = 32
 _SMALLEST_CLASS = 32 << 10
-_LASTING = 1 << 20
 _ATTEMPTS = 20
 _SIDE_BY_SIDE = 16
 
@@ -48,13 +51,14 @@ def size_class(info: SegmentInfo) -> int:
     return _class_of(info.size)
 
 
-def due(segments: Sequence[SegmentInfo]) -> tuple[SegmentInfo, ...]:
-    """The segments of a directory that should be merged now, newest data last; none where all is well.
+def due(view: View, limits: Limits) -> tuple[SegmentInfo, ...]:
+    """The segments of a thread that should be merged now, newest data last; none where all is well.
 
     Args:
-        segments: The directory, oldest first.
+        view: The thread.
+        limits: Sizes that suit the store.
     """
-    logs = [info for info in segments if not info.values]
+    logs = all_logs(view)
     chosen, at_hand = 0, size_class(logs[-1]) if logs else 0
     while True:
         # The newest run of segments that are no larger than what is merged so far.
@@ -67,10 +71,10 @@ def due(segments: Sequence[SegmentInfo]) -> tuple[SegmentInfo, ...]:
         at_hand = max(at_hand + 1, _class_of(sum(info.size for info in logs[len(logs) - chosen :])))
     # Or as many as it takes to merge some small segments of large values.
     for count in range(max(chosen, 1), len(logs) + 1):
-        if len(drained(segments, logs[-count:])) >= FAN_IN:
+        if len(drained(view, logs[-count:], limits)) >= VALUES_FAN_IN:
             chosen = count
             break
-    return tuple(logs[len(logs) - chosen :])
+    return logs[len(logs) - chosen :]
 
 
 def _class_of(size: int) -> int:
@@ -80,14 +84,14 @@ def _class_of(size: int) -> int:
     return found
 
 
-def drained(segments: Sequence[SegmentInfo], inputs: Sequence[SegmentInfo]) -> tuple[SegmentInfo, ...]:
+def drained(view: View, inputs: Sequence[SegmentInfo], limits: Limits) -> tuple[SegmentInfo, ...]:
     """The segments of large values that a rewrite should empty: those that only its inputs refer to, and that are small
     or mostly garbage."""
     if not inputs:
         return ()
-    oldest = -1 if len(inputs) == sum(not info.values for info in segments) else min(info.base for info in inputs)
-    values = [info for info in segments if info.values]
-    enough = max(_LASTING, sum(info.size for info in values) // FAN_IN)
+    oldest = -1 if len(inputs) == len(all_logs(view)) else min(info.base for info in inputs)
+    values = [info for info in view.header.segments if info.values]
+    enough = max(limits.lasting, sum(info.size for info in values) // FAN_IN)
     return tuple(info for info in values if info.base > oldest and (info.size < enough or info.live * 2 < info.raw))
 
 
@@ -111,7 +115,7 @@ def compact(process: Process, thread: Thread, choose: Callable[[View], tuple[Seg
         view = yield from refresh(process, thread)
         if view is None or not (inputs := choose(view)):
             return False
-        plan = Plan(view, inputs, drained(view.header.segments, inputs), thread.id, view.incarnation)
+        plan = Plan(view, inputs, drained(view, inputs, process.limits), thread.id, view.incarnation)
         try:
             yield from swap(process, thread, (yield from rewrite(process, thread, plan)))
             return True
@@ -135,22 +139,22 @@ def keep(process: Process, thread: Thread, make_rule: Callable[[], KeepRule]) ->
         view = yield from _flushed(process, thread)
         if view is None or not (inputs := all_logs(view)):
             return
-        plan = Plan(view, inputs, drained(view.header.segments, inputs), thread.id, view.incarnation, make_rule())
+        plan = Plan(view, inputs, drained(view, inputs, process.limits), thread.id, view.incarnation, make_rule())
         try:
             yield from swap(process, thread, (yield from rewrite(process, thread, plan)))
         except (Outdated, SegmentGone) as error:
             logger.debug("thread %r: begins again (%s)", thread.id, error)
             continue
-        yield from compact(process, thread, _if_garbage)
+        yield from compact(process, thread, partial(_if_garbage, process.limits))
         return
     raise CommitTimeout(
         f"thread {thread.id!r} changed during each of {_ATTEMPTS} attempts; try again when it is quieter"
     )
 
 
-def _if_garbage(view: View) -> tuple[SegmentInfo, ...]:
+def _if_garbage(limits: Limits, view: View) -> tuple[SegmentInfo, ...]:
     inputs = all_logs(view)
-    wasteful = [info for info in drained(view.header.segments, inputs) if info.live * 2 < info.raw]
+    wasteful = [info for info in drained(view, inputs, limits) if info.live * 2 < info.raw]
     return inputs if wasteful else ()
 
 

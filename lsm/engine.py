@@ -191,17 +191,17 @@ class Engine:
             yield from commit(self.process, thread, Nothing())
 
     def _commit(self, thread_id: str, change: Change) -> Steps[None]:
-        thread = self.process.thread(thread_id)
+        thread, limits = self.process.thread(thread_id), self.process.limits
         yield from commit(self.process, thread, change)
         view = thread.view
         if view is not None and view.header is not thread.judged:
             thread.judged = view.header
-            if len(view.header.segments) > self.process.limits.directory:
+            if len(view.header.segments) > limits.directory:
                 try:
-                    yield from compact(self.process, thread, lambda view: due(view.header.segments) or all_logs(view))
+                    yield from compact(self.process, thread, lambda view: due(view, limits) or all_logs(view))
                 except LSMError as error:  # the commit is stored, and that is what its caller asked for
                     logger.warning("thread %r: its segments could not be merged (%s)", thread_id, error)
-            elif self.on_due is not None and due(view.header.segments):
+            elif self.on_due is not None and due(view, limits):
                 self.on_due(thread_id)
 
     # Reading.
@@ -354,7 +354,7 @@ class Engine:
 
     def compact_due(self, thread_id: str) -> Steps[bool]:
         """Merge the segments of a thread that should be merged now."""
-        return compact(self.process, self.process.thread(thread_id), lambda view: due(view.header.segments))
+        return compact(self.process, self.process.thread(thread_id), lambda view: due(view, self.process.limits))
 
     def expire(self, thread_id: str, least: float = 0.0) -> Steps[bool]:
         """Remove what has expired in a thread, or the thread where it is idle.

@@ -26,6 +26,8 @@ class Limits:
         heads: How much of the header may go to heads and their values, in bytes.
         small: A head's values stay in the header if they are no larger together, in bytes.
         directory: How many segments there may be before a commit compacts the thread itself.
+        lasting: A segment of large values is emptied for being small only if it is smaller than this, in bytes, or than
+            its share of all of them.
         commit_deadline: How long a commit tries, in seconds.
         grace: How long an object that nobody refers to is left alone, in seconds.
     """
@@ -36,6 +38,7 @@ class Limits:
     heads: int
     small: int
     directory: int = 96
+    lasting: int = 1 << 20
     commit_deadline: float = 60.0
     grace: float = 3600.0
 

@@ -106,6 +106,11 @@ class Windows:
             CorruptionError: If the place is in no segment of the view, or its block is damaged.
             SegmentGone: If the segment is not there any more.
         """
+        block = yield from self.block(place)
+        return block[place.start : place.start + place.length]
+
+    def block(self, place: Place) -> Steps[bytes]:
+        """The content of the block that a place is in. Raises what `value` raises."""
         window = self._windows.get(place.segment)
         if window is None:
             info = self._view.segment(place.segment)
@@ -118,7 +123,7 @@ class Windows:
             if len(self._windows) > _WINDOWS:
                 self._windows.popitem(last=False)
         self._windows.move_to_end(place.segment)
-        return (yield from window.value(place))
+        return (yield from window.block(place))
 
 
 class _Window:
@@ -131,7 +136,7 @@ class _Window:
         self._data = b""
         self._blocks: OrderedDict[int, bytes] = OrderedDict()
 
-    def value(self, place: Place) -> Steps[bytes]:
+    def block(self, place: Place) -> Steps[bytes]:
         block = self._blocks.get(place.offset)
         if block is None:
             end = place.offset + place.stored
@@ -143,7 +148,7 @@ class _Window:
             self._blocks[place.offset] = block
             if len(self._blocks) > 3:
                 self._blocks.popitem(last=False)
-        return block[place.start : place.start + place.length]
+        return block
 
     def _read(self, start: int, end: int) -> Steps[None]:
         try:

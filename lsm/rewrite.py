@@ -58,6 +58,7 @@ class Rewritten:
         segments: The new segments, without numbers; of two, the first is the companion of the second.
         inputs: The names of those that they replace.
         incarnation: The incarnation that they are for.
+        seq: The last commit that was in segments when they were read: what was flushed since has a higher number.
         begun: When the first of them began to be stored, in seconds since the epoch.
         live: For every segment that stays, by its name, how many of its bytes are still referred to.
         dropped: The blobs that are gone, where a keep-rule dropped any.
@@ -70,6 +71,7 @@ class Rewritten:
     segments: list[SegmentInfo]
     inputs: set[str]
     incarnation: bytes
+    seq: int
     begun: float = inf
     live: dict[str, int] = field(default_factory=dict)
     dropped: set[BlobKey] = field(default_factory=set)
@@ -125,9 +127,9 @@ def rewrite(process: Process, thread: Thread, plan: Plan) -> Steps[Rewritten]:
 
 
 class _Placed(NamedTuple):
-    """Where a blob's own piece is now (`None`: it is empty), what it is applied to, and its `seq` in the inputs."""
+    """Where a blob's own pieces are now (none: it is empty), what it is applied to, and its `seq` in the inputs."""
 
-    piece: Any
+    own: tuple[Any, ...]
     base: str | None
     seq: int
 
@@ -151,7 +153,10 @@ class _Copy:
         self._values_used = False
         self._windows = Windows(thread, plan.view)
         self._live: Counter[int] = Counter()
-        self._made = Rewritten([], {info.ulid for info in (*plan.inputs, *plan.drained)}, plan.incarnation)
+        self._lent: Counter[tuple[int, int]] = Counter()
+        self._lenders: dict[tuple[int, int], Slot] = {}
+        inputs = {info.ulid for info in (*plan.inputs, *plan.drained)}
+        self._made = Rewritten([], inputs, plan.incarnation, plan.view.header.seq)
 
     def run(self) -> Steps[None]:
         blobs = Rows(self._process, self._thread, self._plan.inputs, blobs=True)
@@ -198,6 +203,8 @@ class _Copy:
 
     def _copy_blobs(self, rows: Rows, namespace: str, kept: Kept | None) -> Steps[_Blobs]:
         placed: _Blobs = {}
+        self._lent.clear()
+        self._lenders.clear()
         while (key := (yield from rows.peek())) is not None and key[0] == namespace:
             found = yield from rows.group()
             assert found is not None
@@ -212,13 +219,14 @@ class _Copy:
             if before is not None and before.seq > blob.seq:  # what it was made from has been replaced meanwhile
                 blob = yield from self._whole(blob)
                 base_key = None
+            borrowed = yield from self._moved_loans(blob.borrowed)
             value = yield from self._moved(blob)
-            placed[own] = _Placed(None if blob.empty else value, base_key, blob.seq)
+            placed[own] = _Placed(() if blob.empty else (*borrowed, value), base_key, blob.seq)
             base = () if base_key is None else self._pieces((blob.channel, base_key), placed)
             if base is None:
                 base = self._staying(blob.base)
             fresh = blob.fresh or self._plan.whole
-            self._add(replace(blob, value=value, base=base, fresh=fresh, seq=self._seq(blob)))
+            self._add(replace(blob, value=value, base=base, borrowed=borrowed, fresh=fresh, seq=self._seq(blob)))
         yield from self._log.pump()
         return placed
 
@@ -236,7 +244,7 @@ class _Copy:
         value = materials.channel(key)
         assert value is not None
         slot: Any = self._store(Blob, pack_whole(value, blob.version))
-        return replace(blob, value=slot, extends=None, base=())
+        return replace(blob, value=slot, extends=None, base=(), borrowed=())
 
     def _pieces(self, key: tuple[str, str], placed: _Blobs) -> Any:
         """The pieces of a blob that was rewritten, or `None` where they are not known."""
@@ -245,10 +253,10 @@ class _Copy:
         while at is not None:
             if at not in placed:
                 return None
-            piece, base, _ = placed[at]
-            if piece is None:
+            own, base, _ = placed[at]
+            if not own:
                 return ()
-            pieces.append(piece)
+            pieces += reversed(own)
             at = None if base is None else (at[0], base)
         return tuple(reversed(pieces))
 
@@ -348,14 +356,40 @@ class _Copy:
         value = record.value
         if not isinstance(value, Place):
             return value  # a slot already, or empty
+        at = value.segment, value.offset
         if value.segment not in self._moving and not self._plan.copying:
-            self._live[value.segment] += value.length
+            lent = min(self._lent.pop(at, 0), value.length)  # counted already
+            self._live[value.segment] += value.length - lent
             return value
+        if at in self._lenders and isinstance(record, Writes):
+            return self._values.writer.part(self._lenders[at], value.start, value.length)
         data = yield from self._windows.value(value)
         slot = self._store(type(record), data)
         yield from self._log.pump()
         yield from self._values.pump()
         return slot
+
+    def _moved_loans(self, borrowed: Sequence[Place]) -> Steps[tuple[Any, ...]]:
+        """Where the bytes that a blob borrows are from now on. What is moved is moved once for both who have it, unless
+        that would keep more than is wanted."""
+        moved: list[Any] = []
+        for place in borrowed:
+            at = place.segment, place.offset
+            if place.segment not in self._moving and not self._plan.copying:
+                self._live[place.segment] += place.length
+                self._lent[at] += place.length
+                moved.append(place)
+                continue
+            if at not in self._lenders:
+                block = yield from self._windows.block(place)
+                if place.length * 2 < len(block):
+                    moved.append(self._store(Writes, block[place.start : place.start + place.length]))
+                    continue
+                self._values_used = True
+                self._lenders[at] = self._values.writer.store(Writes, block)
+            moved.append(self._values.writer.part(self._lenders[at], place.start, place.length))
+            yield from self._values.pump()
+        return tuple(moved)
 
     def _store(self, kind: type[Record], data: bytes) -> Slot:
         if len(data) > self._process.limits.inline:

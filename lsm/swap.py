@@ -5,14 +5,14 @@ Rules of this module:
 - One conditional write swaps the directory: until it succeeds nothing refers to the new segments, and after it nobody
   who reads the manifest sees the old ones. An ambiguous answer is settled by reading the manifest again.
 - Commits that came meanwhile stay: their frames follow the new header. Where they build on something that a keep-rule
-  has dropped, the rewrite is `Outdated` and begins again.
+  has dropped, the rewrite is `Outdated` and begins again. Segments that they borrow from stay in the directory.
 - The header's heads are read anew from the segments, so that what it carries always says where things are now.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +23,7 @@ from lsm.flush import build_header, rebased
 from lsm.format.manifest import Header, pack_header
 from lsm.format.names import segment_key
 from lsm.format.records import HIDDEN, Blob, Checkpoint, Place, Record, Writes, version_key
-from lsm.format.segment import SegmentInfo, rows_of
+from lsm.format.segment import Run, SegmentInfo, rows_of
 from lsm.process import Process, Thread, refresh
 from lsm.rewrite import Rewritten
 from lsm.steps import Now, PutIf, Sleep, Steps
@@ -58,7 +58,8 @@ def swap(process: Process, thread: Thread, made: Rewritten) -> Steps[None]:
             raise Outdated("another rewrite was faster")
         if made.dropped or made.unlinked:
             yield from _check_foundations(process, thread, view, made)
-        return _swapped(process, view.header, view.next_number, made, now)
+        lenders = yield from _lenders(process, thread, view, made)
+        return _swapped(process, view.header, view.next_number, made, now, lenders=lenders)
 
     yield from _until_stored(process, thread, made, change)
 
@@ -79,19 +80,29 @@ def graft(process: Process, thread: Thread, made: Rewritten) -> Steps[None]:
     yield from _until_stored(process, thread, made, change)
 
 
-def _swapped(process: Process, header: Header, number: int, made: Rewritten, now: float, changed: int = 0) -> Header:
+def _swapped(
+    process: Process,
+    header: Header,
+    number: int,
+    made: Rewritten,
+    now: float,
+    changed: int = 0,
+    lenders: Collection[str] = (),
+) -> Header:
     """The header after the swap; the new segments get numbers from `number` on, which no frame has used."""
     added: list[SegmentInfo] = []
     for info in made.segments:
         companion = added[-1].number if added else 0
         added.append(replace(info, number=number, companion=companion))
         number += 1
-    staying = [
-        replace(info, live=made.live.get(info.ulid, info.live))
+    gone = [
+        info.ulid
         for info in header.segments
-        if info.ulid not in made.inputs and made.live.get(info.ulid) != 0
+        if (info.ulid in made.inputs or made.live.get(info.ulid) == 0) and info.ulid not in lenders
     ]
-    gone = [info.ulid for info in header.segments if info.ulid in made.inputs or made.live.get(info.ulid) == 0]
+    staying = [
+        replace(info, live=made.live.get(info.ulid, info.live)) for info in header.segments if info.ulid not in gone
+    ]
     recently = now - process.limits.grace
     retired = [(ulid, at) for ulid, at in header.retired if at >= recently] + [(ulid, int(now)) for ulid in gone]
     segments = sorted([*staying, *added], key=lambda info: (info.top, info.number))
@@ -158,14 +169,36 @@ def _log_names(view: View) -> set[str]:
 # What later records build on.
 
 
+def _lenders(process: Process, thread: Thread, view: View, made: Rewritten) -> Steps[set[str]]:
+    """The names of the segments that nothing rewritten refers to any more, but a newer blob that borrows from them."""
+    left = {
+        info.number: info.ulid
+        for info in view.header.segments
+        if info.values and (info.ulid in made.inputs or made.live.get(info.ulid) == 0)
+    }
+    if not left:
+        return set()
+    flushed = [info for info in view.header.segments if not info.values and info.base >= made.seq]
+    records = yield from _records(process, thread, [(info, run) for info in flushed for run in info.blob_index.runs])
+    records += [blob for blobs in list(view.tail.blobs.values()) for blob in blobs if blob.seq > view.header.seq]
+    borrowed = [place for record in records if isinstance(record, Blob) for place in record.borrowed]
+    return {left[place.segment] for place in borrowed if place.segment in left}
+
+
+def _records(process: Process, thread: Thread, runs: Sequence[tuple[SegmentInfo, Run]]) -> Steps[list[Record]]:
+    """The records of some runs of pages."""
+    loaded = yield from load_runs(process, thread, runs)
+    records: list[Record] = []
+    for (info, _), pages in zip(runs, loaded, strict=True):
+        records += [record for _, record in rows_of(pages, info, segment_key(thread.id, info.ulid))]
+    return records
+
+
 def _check_foundations(process: Process, thread: Thread, view: View, made: Rewritten) -> Steps[None]:
     """See that nothing newer than the inputs builds on what was dropped."""
     newer = [info for info in view.header.segments if info.ulid not in made.inputs and not info.values]
     wanted = [(info, run) for info in newer for run in (*info.checkpoint_index.runs, *info.blob_index.runs)]
-    loaded = yield from load_runs(process, thread, wanted)
-    records: list[Record] = []
-    for (info, _), pages in zip(wanted, loaded, strict=True):
-        records += [record for _, record in rows_of(pages, info, segment_key(thread.id, info.ulid))]
+    records = yield from _records(process, thread, wanted)
     seq = view.header.seq
     for by_id in list(view.tail.checkpoints.values()):
         records += [each for found in list(by_id.values()) for each in found if each.seq > seq]

@@ -292,7 +292,7 @@ def tend(engine: Engine, key: str, options: Options) -> Steps[Outcome]:
         if outcome.expired and not options.dry_run:
             outcome.removed = (yield from engine.expire(thread.id)) and thread.view is None
         view = thread.view
-    while view is not None and (inputs := due(view.header.segments)):
+    while view is not None and (inputs := due(view, engine.process.limits)):
         outcome.merged += len(inputs)
         outcome.rewritten += sum(info.size for info in inputs)
         if options.dry_run or not (yield from engine.compact_due(thread.id)):
@@ -300,7 +300,7 @@ def tend(engine: Engine, key: str, options: Options) -> Steps[Outcome]:
         view = thread.view
     outcome.freed = yield from engine.collect_thread(thread.id, options.grace, options.dry_run)
     view = thread.view
-    if view is not None and not due(view.header.segments):
+    if view is not None and not due(view, engine.process.limits):
         outcome.tag = view.tag
         outcome.again = _again(engine.retention, view, now, outcome.freed)
     return outcome

@@ -76,7 +76,8 @@ class Materials:
         yield from self.look_up(keys)
         found: dict[BlobKey, list[Blob]] = {}
         yield from self._find_blobs(dict.fromkeys(keys, self.view.segments()), found)
-        return {key: replace(blobs[-1], base=self.pieces[key][:-1]) for key, blobs in found.items() if blobs}
+        newest = {key: blobs[-1] for key, blobs in found.items() if blobs}
+        return {key: replace(blob, base=self.pieces[key][: -len(blob.own)]) for key, blob in newest.items()}
 
     def _find_blobs(
         self, keys: Mapping[BlobKey, Sequence[SegmentInfo]], blobs: dict[BlobKey, list[Blob]]
@@ -123,7 +124,7 @@ class Materials:
                 f"thread {self.thread.id!r}: channel {blob.channel!r} of namespace {blob.namespace!r} at version "
                 f"{blob.version!r} is a patch on version {blob.extends!r}, which is missing in {self.thread.key}"
             )
-        return (*pieces, blob.value if isinstance(blob.value, Place) else blob)
+        return (*pieces, *blob.own)
 
     def collect(self, places: Iterable[Place]) -> Steps[None]:
         """Read the blocks of some places, in one round for all that are not cached; hints in doubt are checked beside.

@@ -19,7 +19,7 @@ import pytest
 from lsm.format.envelope import COMPRESSIONS, unseal
 from lsm.format.manifest import Frame, pack_frame, pack_header, unpack_frames, unpack_header
 from lsm.format.names import manifest_key, segment_key
-from lsm.format.records import Place, Record, pack, unpack
+from lsm.format.records import Blob, Place, Record, pack, unpack
 from lsm.format.segment import SegmentInfo, open_footer, open_run, rows_of
 from tests.data import samples
 
@@ -44,12 +44,14 @@ def test_what_was_written_is_read(compression: str, thread_id: str) -> None:
         assert stored.metadata == ("bytes", b"metadata %d" % number)
         assert stored.values == {
             "count": ("int", str(number).encode()),
-            "large": ("bytes", bytes(range(256)) * 40 + thread_id.encode()),
+            "large": ("bytes", samples.large(number // 4 * 4, thread_id)),
             "messages": ("bytes", samples.message_list(number)),
         }
         writes = [(write.channel, write.index, write.value) for write in stored.writes]
         text = ("bytes", b"write %d" % number)
-        assert writes == ([("__error__", -1, text), ("messages", 0, text), ("steps", 1, text)] if number % 2 else [])
+        expected = [("__error__", -1, text), ("messages", 0, text), ("steps", 1, text)] if number % 2 else []
+        expected += [("large", 2, ("bytes", samples.large(4, thread_id)))] if number == 3 else []
+        assert writes == expected
     listed = samples.READS["list"](objects, thread_id)
     assert [(each.id, each.namespace) for _, each in listed] == [
         (f"{number:04}", space) for number in reversed(range(8)) for space in sorted(samples.NAMESPACES, reverse=True)
@@ -91,7 +93,7 @@ def _in_own_terms(record: Record, frame: Frame) -> Record:
 def test_segments_are_packed_as_they_were(thread_id: str) -> None:
     objects = load("none")
     header, _ = unpack_header(objects[manifest_key(thread_id)], "golden")
-    rows = 0
+    rows = borrowed = 0
     for info in header.segments:
         body = objects[segment_key(thread_id, info.ulid)]
         footer = open_footer(body, "golden")
@@ -106,10 +108,13 @@ def test_segments_are_packed_as_they_were(thread_id: str) -> None:
                 rows += run.rows
                 assert sum(map(len, pages)) == run.rows
                 packed = [bytes(row) for page in pages for row in page._rows]
-                assert [pack(unpack(row, "golden")) for row in packed] == packed
+                records = [unpack(row, "golden") for row in packed]
+                assert [pack(record) for record in records] == packed
+                borrowed += sum(isinstance(record, Blob) and len(record.borrowed) for record in records)
                 keys = [key for key, _ in rows_of(pages, footer, "golden")]
                 assert keys == sorted(keys)
     assert rows > 20
+    assert borrowed == 2
 
 
 def test_the_example_in_the_documentation() -> None:

@@ -216,6 +216,13 @@ FAULTS = [
         "",
         quick=True,
     ),
+    Fault(
+        "a segment that a newer blob borrows from is dropped",
+        "lsm.swap:_lenders",
+        "return {left[place.segment] for place in borrowed if place.segment in left}",
+        "return set()",
+        quick=True,
+    ),
     Fault("a prune keeps the oldest", "lsm.lineage:KeepLatest.__call__", "latest = max(", "latest = min("),
     Fault(
         "a chain ends before its seed",

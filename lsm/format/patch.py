@@ -13,6 +13,7 @@ Rules of this module:
   about log8(n) times. Patches merge without the bytes of their bases (`merge`).
 - Patches of a chain never have more bytes together than the value: it is begun anew instead. Merged patches do not
   grow beyond 64 KiB.
+- New bytes that are stored already, in what a task wrote, need not be stored again: `overlap` finds them.
 """
 
 from __future__ import annotations
@@ -24,13 +25,15 @@ from typing import NamedTuple
 Version = str | int | float
 
 FAN_IN = 8
-MAX_PIECES = 32
+MAX_LINKS = 32
+MAX_PIECES = 64
 LARGEST_MERGED = 64 << 10
 MAX_SPANS = 64
 SMALLEST = 512
 _STEP = 1 << 16
 _WINDOW = 24
 _REACH = 16
+_PROBE = 32
 
 
 class Span(NamedTuple):
@@ -43,12 +46,13 @@ class Span(NamedTuple):
 
 class Link(NamedTuple):
     """What a chain's owner must remember of one piece: of which version it is, and sizes. The first link of a chain is
-    the whole value."""
+    the whole value. It takes as many pieces as its new bytes are borrowed in, and one."""
 
     version: Version
     spans: tuple[Span, ...]
     inserted: int
     level: int
+    borrowed: int = 0
 
 
 class Patch(NamedTuple):
@@ -196,6 +200,45 @@ def merge(first: Sequence[Span], second: Sequence[Span]) -> list[Span]:
     return merged
 
 
+def overlap(a: bytes, b: bytes) -> tuple[int, int, int]:
+    """A long stretch of bytes that two values share, wherever it lies in them: one that has the middle of the shorter,
+    or a byte a quarter from its ends. Another may be longer.
+
+    Returns:
+        Where it starts in each, and its length: 0 if none was found.
+
+    Example:
+        >>> image = bytes(range(256))
+        >>> overlap(b"[1, " + image + b"]", b"2:" + image)
+        (4, 2, 256)
+    """
+    if len(a) > len(b):
+        j, i, length = overlap(b, a)
+        return i, j, length
+    best = 0, 0, 0
+    for quarter in (2, 1, 3):
+        i = max(0, len(a) * quarter // 4 - _PROBE // 2)
+        probe = a[i : i + _PROBE]
+        j = b.find(probe) if len(probe) == _PROBE else -1
+        if j >= 0:
+            back = common_suffix(a[:i], b[:j], min(i, j))
+            length = back + common_prefix(a, b, i, j)
+            best = max(best, (i - back, j - back, length), key=lambda found: found[2])
+        if best[2] * 2 >= len(a):
+            break
+    return best
+
+
+def count_pieces(chain: Sequence[Link]) -> int:
+    """How many pieces a chain is stored in.
+
+    Example:
+        >>> count_pieces([whole(1, b"a"), Link(2, (), 5000, 0, borrowed=1)])
+        3
+    """
+    return sum(1 + link.borrowed for link in chain)
+
+
 def whole(version: Version, value: bytes) -> Link:
     """The link of a piece that is stored whole."""
     return Link(version, (), len(value), 0)
@@ -233,7 +276,7 @@ def extend(chain: Sequence[Link], version: Version, old: bytes, new: bytes) -> P
     inserted = sum(span.inserted for span in spans)
     stored = sum(piece.inserted for piece in chain[1:keep]) + inserted
     small = inserted * 2 <= len(new) and stored <= len(new)
-    if keep >= MAX_PIECES or len(spans) > MAX_SPANS or not small:
+    if keep >= MAX_LINKS or count_pieces(chain[:keep]) >= MAX_PIECES or len(spans) > MAX_SPANS or not small:
         return None
     parts, at = [], 0
     for span in spans:

@@ -41,8 +41,14 @@ class Place(NamedTuple):
     start: int
     length: int
 
+    def part(self, start: int, length: int) -> Place:
+        """The place of `length` of its bytes, from `start` on."""
+        return self._replace(start=self.start + start, length=length)
+
 
 Value = bytes | Place
+Range = tuple[int, int]
+"""Where some bytes start in others, and their length."""
 
 
 @dataclass(slots=True, eq=False)
@@ -54,6 +60,7 @@ class Blob:
         base: The pieces of that version, or `None` where they are to be found by `extends`.
         fresh: Whether this key is proved never to have been stored before.
         empty: The channel had no value.
+        borrowed: Where parts of its new bytes lie, in order, in what tasks wrote: these are not in its value.
     """
 
     namespace: str
@@ -65,6 +72,12 @@ class Blob:
     fresh: bool = False
     empty: bool = False
     base: Pieces | None = None
+    borrowed: tuple[Place, ...] = ()
+
+    @property
+    def own(self) -> Pieces:
+        """The pieces that it adds to those of its base."""
+        return (*self.borrowed, self.value if isinstance(self.value, Place) else self)
 
     @property
     def pieces(self) -> Pieces | None:
@@ -73,13 +86,14 @@ class Blob:
             return ()
         if self.extends is not None and self.base is None:
             return None
-        return (*(self.base or ()), self.value if isinstance(self.value, Place) else self)
+        return (*self.base, *self.own) if self.base else self.own
 
 
 Piece = Place | Blob
 """One piece of a value: in a segment, or (a blob with its value inside) in the manifest."""
 Pieces = tuple[Piece, ...]
-"""The pieces of a value, the whole one first; none at all where the channel is known to be empty."""
+"""The pieces of a value, the whole one first, each behind the bytes that it borrows; none at all where the channel is
+known to be empty."""
 
 
 @dataclass(slots=True, eq=False)
@@ -173,14 +187,22 @@ def unpack_writes(value: bytes, where: str) -> list[Typed]:
     return [_typed(fields[i], fields[i + 1], where) for i in range(0, len(fields), 2)]
 
 
-def pack_whole(value: Typed, version: Version) -> bytes:
-    """The value of a `Blob` that is stored whole."""
-    return _packb((version, *value))
+def pack_whole(value: Typed, version: Version, borrowed: Sequence[Range] = ()) -> bytes:
+    """The value of a `Blob` that is stored whole, without the ranges of its bytes that it borrows."""
+    return _packb((version, value[0], _without(value[1], borrowed)))
 
 
-def pack_patch(link: patch.Link, data: bytes) -> bytes:
-    """The value of a `Blob` that is stored as a patch."""
-    return _packb((link.version, data, [number for span in link.spans for number in span], link.level))
+def pack_patch(link: patch.Link, data: bytes, borrowed: Sequence[Range] = ()) -> bytes:
+    """The value of a `Blob` that is stored as a patch, without the ranges of its new bytes that it borrows."""
+    spans = [number for span in link.spans for number in span]
+    return _packb((link.version, _without(data, borrowed), spans, link.level))
+
+
+def _without(data: bytes, borrowed: Sequence[Range]) -> bytes | list[bytes]:
+    if not borrowed:
+        return data
+    bounds = [0, *(bound for start, length in borrowed for bound in (start, start + length)), len(data)]
+    return [data[bounds[at] : bounds[at + 1]] for at in range(0, len(bounds), 2)]
 
 
 def unpack_pieces(pieces: Sequence[bytes], where: str) -> tuple[Typed, tuple[patch.Link, ...]]:
@@ -193,27 +215,42 @@ def unpack_pieces(pieces: Sequence[bytes], where: str) -> tuple[Typed, tuple[pat
     Returns:
         The value, and its chain.
     """
-    _expect(0 < len(pieces) <= patch.MAX_PIECES, where)
-    links: list[patch.Link] = []
-    kind, data = "", b""
-    for piece in pieces:
-        fields = _unpack_list(piece, where)
-        _expect(len(fields) == (4 if links else 3) and isinstance(fields[0], (str, int, float)), where)
-        if not links:
-            kind, data = _typed(fields[1], fields[2], where)
-            links.append(patch.whole(fields[0], data))
-            continue
-        version, inserted, numbers, level = fields
-        _expect(isinstance(inserted, bytes) and isinstance(numbers, list) and len(numbers) % 3 == 0, where)
+    (version, kind, (data, borrowed)), *patches = _links(pieces, where)
+    _expect(isinstance(kind, str), where)
+    links = [patch.whole(version, data)._replace(borrowed=borrowed)]
+    for version, (inserted, borrowed), numbers, level in patches:
+        _expect(isinstance(numbers, list) and len(numbers) % 3 == 0, where)
         _expect(all(type(number) is int and number >= 0 for number in (level, *numbers)), where)
         spans = tuple([patch.Span(*numbers[at : at + 3]) for at in range(0, len(numbers), 3)])
-        link = patch.Link(version, spans, len(inserted), level)
         try:
             data = patch.apply(data, spans, inserted)
         except ValueError as error:
             raise CorruptionError(f"{where}: {error}") from error
-        links.append(link)
+        links.append(patch.Link(version, spans, len(inserted), level, borrowed))
     return (kind, data), tuple(links)
+
+
+def _links(pieces: Sequence[bytes], where: str) -> list[list[Any]]:
+    """The fields of a chain's links. In the place of each one's new bytes are these with what it borrows, and how many
+    pieces that is. Only from the end can it be told which pieces are borrowed."""
+    _expect(len(pieces) <= patch.MAX_PIECES, where)
+    rest, links = list(pieces), []
+    while rest:
+        fields = _unpack_list(rest.pop(), where)
+        _expect(len(fields) in (3, 4) and isinstance(fields[0], (str, int, float)), where)
+        at = 2 if len(fields) == 3 else 1
+        own = [fields[at]] if isinstance(fields[at], bytes) else fields[at]
+        _expect(isinstance(own, list) and all(isinstance(part, bytes) for part in own), where)
+        _expect(0 < len(own) <= len(rest) + 1, where)
+        borrowed = [rest.pop() for _ in own[1:]]
+        fields[at] = own[0] + b"".join(
+            [part for pair in zip(reversed(borrowed), own[1:], strict=True) for part in pair]
+        )
+        fields[at] = fields[at], len(borrowed)
+        links.append(fields)
+    links.reverse()
+    _expect(bool(links) and [len(fields) for fields in links] == [3] + [4] * (len(links) - 1), where)
+    return links
 
 
 # Stubs.
@@ -280,6 +317,7 @@ def pack(record: Record, base: int = 0, place: Callable[[Any], Place] | None = N
             record.extends,
             flags,
             base_pieces,
+            [part for place_ in record.borrowed for part in packed(place_)],
         )
     return _packb(fields)
 
@@ -313,7 +351,7 @@ def unpack(data: bytes, where: str, segment: int = 0, base: int = 0, companion: 
             pairs = tuple(zip(map(_number, entries[::2]), map(_text, entries[1::2]), strict=True))
             return Writes(namespace, id_, task_id, task_path, _number(time), pairs, value, seq + base)
         _expect(kind == 2, where)
-        namespace, channel, version, extends, flags, pieces = rest
+        namespace, channel, version, extends, flags, pieces, borrowed = rest
         _texts(where, namespace, channel)
         return Blob(
             namespace,
@@ -325,6 +363,7 @@ def unpack(data: bytes, where: str, segment: int = 0, base: int = 0, companion: 
             bool(flags & 1),
             bool(flags & 2),
             None if pieces is None else _places(pieces, own),
+            _places(borrowed, own),
         )
     except (ValueError, TypeError, IndexError, KeyError) as error:
         raise CorruptionError(f"{where}: a record is not well formed ({error})") from error
@@ -419,5 +458,5 @@ def place_of(numbers: Sequence[Any], own: tuple[int, int] = (0, 0)) -> Place:
     return Place(segment if segment > 1 else own[segment], *rest)
 
 
-def _places(numbers: list[Any], own: tuple[int, int]) -> Pieces:
+def _places(numbers: list[Any], own: tuple[int, int]) -> tuple[Place, ...]:
     return tuple([place_of(numbers[start : start + 5], own) for start in range(0, len(numbers), 5)])

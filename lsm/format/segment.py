@@ -485,6 +485,13 @@ class SegmentWriter:
             self._seal(kind)
         return slot
 
+    def part(self, slot: Slot, start: int, length: int) -> Slot:
+        """What stands for `length` bytes, from `start` on, of a value that was stored."""
+        part = replace(slot, start=slot.start + start, length=length)
+        if part.offset < 0:
+            next(block for block in self._blocks.values() if slot in block.slots).slots.append(part)
+        return part
+
     def add(self, record: Record, guest: bool = False) -> None:
         """Index a record.
 
@@ -495,7 +502,7 @@ class SegmentWriter:
         self._count(record)
         slots: list[Any] = [record.value]
         if isinstance(record, Blob):
-            slots += record.base or ()
+            slots += (*(record.base or ()), *record.borrowed)
             key: Key = (record.namespace, record.channel, version_key(record.version))
             if not record.fresh:
                 self._shared.add(blob_term(*key))

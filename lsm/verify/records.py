@@ -222,5 +222,10 @@ def _unread(batch: Sequence[_Group]) -> dict[str, Node]:
 
 
 def places_of(records: Iterable[Record]) -> list[Place]:
-    """Where the values of records are, as far as these lie in segments."""
-    return [record.value for record in records if isinstance(record.value, Place)]
+    """Where the values of records are, and what these borrow, as far as it lies in segments."""
+    return [
+        place
+        for record in records
+        for place in (record.value, *(record.borrowed if isinstance(record, Blob) else ()))
+        if isinstance(place, Place)
+    ]

@@ -55,6 +55,15 @@ def corpus() -> None:
         keep("envelope", compression, seal(b"text " * 100, compression, b"context"))
     whole, piece = msgpack.packb((1, "bytes", b"x" * 600)), msgpack.packb((2, b"new", [3, 0, 600], 0))
     keep("pieces", "valid", b"".join(struct.pack("<H", len(each)) + each for each in (whole, piece)))
+    borrowed = [
+        b"abc",
+        msgpack.packb((1, "bytes", [b"x" * 600, b"y"])),
+        b"de",
+        b"f",
+        msgpack.packb((2, [b"", b"", b"g"], [4, 0, 604], 0)),
+    ]
+    keep("pieces", "borrowed", b"".join(struct.pack("<H", len(each)) + each for each in borrowed))
+    keep("pieces", "borrowed_from_nobody", b"".join(struct.pack("<H", len(each)) + each for each in borrowed[1:]))
     twice = msgpack.packb((2, b"", [0, 0, 600, 0, 0, 600], 0))
     keep("pieces", "the_base_twice", b"".join(struct.pack("<H", len(each)) + each for each in (whole, *[twice] * 25)))
     # Once, each of these came out of a decoder as another error, or took all memory.

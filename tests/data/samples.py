@@ -57,7 +57,8 @@ def _timed(steps: Steps[Any], now: float) -> Steps[Any]:
 
 
 def make_store(compression: Compression = "none") -> Objects:
-    """A store with two threads: commits, two flushes, a large value, patches, writes before and after a flush."""
+    """A store with two threads: commits, two flushes, large values, one of them borrowed, patches, writes before and
+    after a flush."""
     storage = MemoryStorage()
     storage.execute(Create("lsm.json", b'{"format": 1, "conditional_writes": "verified", "created_by": "samples"}\n'))
     engine = Engine(storage.url, storage.appends, _Still(), compression=compression)
@@ -72,6 +73,8 @@ def make_store(compression: Compression = "none") -> Objects:
             if number % 2:
                 values = [("messages", 0), ("steps", 1), ("__error__", -1)]
                 writes = [(index, channel, ("bytes", b"write %d" % number)) for channel, index in values]
+                if number == 3:
+                    writes.append((2, "large", ("bytes", large(number + 1, thread_id))))
                 do(engine.put_writes(thread_id, namespace, f"{number:04}", f"task-{number}", "~path", writes))
             if number in (2, 5) and namespace:
                 do(engine.flush(thread_id))
@@ -88,7 +91,7 @@ def _put(engine: Engine, thread_id: str, namespace: str, number: int) -> Steps[N
         "messages": (versions["messages"], ("bytes", message_list(number))),
     }
     if number % 4 == 0:
-        values["large"] = (versions["large"], ("bytes", bytes(range(256)) * 40 + thread_id.encode()))
+        values["large"] = (versions["large"], ("bytes", large(number, thread_id)))
     return engine.put(
         thread_id,
         namespace,
@@ -102,6 +105,11 @@ def _put(engine: Engine, thread_id: str, namespace: str, number: int) -> Steps[N
         terms=[b"term-%03d" % number, b"even    " if number % 2 == 0 else b"odd     "],
         deltas=("messages",) if number % 3 == 0 else None,
     )
+
+
+def large(number: int, thread_id: str) -> bytes:
+    """A value that does not ride in a frame."""
+    return b"".join([b" %04d" % (each * each * (number + 1) % 9973) for each in range(2_000)]) + thread_id.encode()
 
 
 def message_list(number: int) -> bytes:

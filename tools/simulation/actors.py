@@ -209,7 +209,9 @@ class Cast:
 
     def _collect(self, actor: Actor, node: Node, random: Random) -> Steps[None]:
         yield Sleep(random.choice((0.1, 1.0, self.world.grace, self.world.grace * 2)))
-        yield from self._care(actor, node, "collect", lambda engine: engine.collect(self.world.grace))
+        for _ in range(4 * actor.size):
+            yield from self._care(actor, node, "collect", lambda engine: engine.collect(self.world.grace))
+            yield Sleep(random.random() * 0.1)
 
     def _prune(self, actor: Actor, node: Node, random: Random) -> Steps[None]:
         yield Sleep(random.random() * 0.5)
@@ -283,6 +285,7 @@ class _Chat:
         self.thread = actor.thread
         self.left = actor.size
         self.values: dict[str, bytes] = {}
+        self.written: dict[str | None, list[bytes]] = {}
         self.versions: dict[str, Any] = {}
         self.parent: str | None = None
         self.step = 0
@@ -355,7 +358,7 @@ class _Chat:
         """The versions of the next checkpoint, and the values of those that are new."""
         random = self.random
         channels = ["messages"]
-        channels += [name for name, chance in (("state", 0.6), ("big", 0.1)) if random.random() < chance]
+        channels += [name for name, chance in (("state", 0.6), ("big", 0.25)) if random.random() < chance]
         versions = dict(self.versions)
         values: dict[str, bytes | None] = {}
         for channel in channels:
@@ -378,7 +381,9 @@ class _Chat:
         if channel == "messages":
             before = self.values.get(channel) or random.randbytes(random.choice((20, 700)))
             at = random.choice((len(before), len(before), random.randrange(len(before))))
-            return before[:at] + random.randbytes(random.choice((10, 60, 300))) + before[at:]
+            written = self.written.get(self.parent)
+            added = written if written and random.random() < 0.7 else [random.randbytes(random.choice((10, 60, 300)))]
+            return before[:at] + b"".join(added) + before[at:]
         if channel == "big":
             return random.randbytes(random.choice((1000, 5000)))
         return None if channel == "state" and random.random() < 0.1 else random.randbytes(random.randrange(60))
@@ -432,7 +437,10 @@ class _Chat:
             position = index if random.random() < 0.75 else -random.randrange(1, 3)
             if all(position != other for other, _, _ in entries):
                 label = f"{self.run_id} {id_} {task} {index} {self._count} ".encode()
-                entries.append((position, channel, ("w", label + random.randbytes(random.choice((5, 50, 600))))))
+                value = label + random.randbytes(random.choice((5, 50, 600, 600)))
+                entries.append((position, channel, ("w", value)))
+                if channel == "messages":
+                    self.written.setdefault(id_, []).append(value)
         path = f"path {task}"
         cells = {
             ("w", thread, namespace, id_, task, index): (channel, value, path) for index, channel, value in entries

@@ -111,6 +111,7 @@ def make(seed: int | str) -> Scenario:
         heads=random.choice((300, 2000, 8000)),
         small=random.choice((0, 300, 3000)),
         directory=random.choice((3, 6, 20)),
+        lasting=random.choice((0, 2000, 1 << 20)),
         commit_deadline=60.0,
         grace=GRACE,
     )
