@@ -22,6 +22,7 @@ import msgpack
 from lsm.errors import CorruptionError, FormatVersionError
 from lsm.format import FORMAT_VERSION
 from lsm.format.envelope import META, Compression, seal, unseal
+from lsm.format.packing import packb
 from lsm.format.patch import Version
 from lsm.format.records import Place, Record, checked_version, pack, place_of, unpack
 from lsm.format.segment import SegmentInfo
@@ -96,7 +97,7 @@ class Frame:
 
 def pack_header(header: Header, compression: Compression) -> bytes:
     """A header as bytes."""
-    body = msgpack.packb(
+    body = packb(
         (
             header.thread_id,
             header.seq,
@@ -111,8 +112,7 @@ def pack_header(header: Header, compression: Compression) -> bytes:
             header.changed,
             header.stray,
             header.partial,
-        ),
-        unicode_errors="surrogatepass",
+        )
     )
     sealed = seal(body, compression, header.incarnation, META)
     prelude = _PRELUDE.pack(MAGIC, FORMAT_VERSION, len(sealed), header.incarnation)
@@ -184,7 +184,7 @@ def pack_frame(
     compression: Compression,
 ) -> bytes:
     """A frame as bytes."""
-    body = msgpack.packb((segment and segment.pack(), [pack(record, seq) for record in records]))
+    body = packb((segment and segment.pack(), [pack(record, seq) for record in records]))
     sealed = seal(body, compression, incarnation + seq.to_bytes(8, "little"), META)
     head = _HEAD.pack(len(sealed), *commit, seq)
     return b"".join((head, _CRC.pack(zlib.crc32(head, zlib.crc32(incarnation))), sealed))

@@ -21,6 +21,7 @@ import msgpack
 
 from lsm.errors import CorruptionError
 from lsm.format import patch
+from lsm.format.packing import packb
 
 Version = patch.Version
 Typed = tuple[str, bytes]
@@ -165,7 +166,7 @@ def version_key(version: Version) -> str:
 
 def pack_payload(checkpoint: Typed, metadata: Typed) -> bytes:
     """The value of a `Checkpoint`."""
-    return _packb((*checkpoint, *metadata))
+    return packb((*checkpoint, *metadata))
 
 
 def unpack_payload(value: bytes, where: str) -> tuple[Typed, Typed]:
@@ -177,7 +178,7 @@ def unpack_payload(value: bytes, where: str) -> tuple[Typed, Typed]:
 
 def pack_writes(values: Iterable[Typed]) -> bytes:
     """The value of `Writes`: the values in the order of its entries."""
-    return _packb([part for typed in values for part in typed])
+    return packb([part for typed in values for part in typed])
 
 
 def unpack_writes(value: bytes, where: str) -> list[Typed]:
@@ -189,13 +190,13 @@ def unpack_writes(value: bytes, where: str) -> list[Typed]:
 
 def pack_whole(value: Typed, version: Version, borrowed: Sequence[Range] = ()) -> bytes:
     """The value of a `Blob` that is stored whole, without the ranges of its bytes that it borrows."""
-    return _packb((version, value[0], _without(value[1], borrowed)))
+    return packb((version, value[0], _without(value[1], borrowed)))
 
 
 def pack_patch(link: patch.Link, data: bytes, borrowed: Sequence[Range] = ()) -> bytes:
     """The value of a `Blob` that is stored as a patch, without the ranges of its new bytes that it borrows."""
     spans = [number for span in link.spans for number in span]
-    return _packb((link.version, _without(data, borrowed), spans, link.level))
+    return packb((link.version, _without(data, borrowed), spans, link.level))
 
 
 def _without(data: bytes, borrowed: Sequence[Range]) -> bytes | list[bytes]:
@@ -319,7 +320,7 @@ def pack(record: Record, base: int = 0, place: Callable[[Any], Place] | None = N
             base_pieces,
             [part for place_ in record.borrowed for part in packed(place_)],
         )
-    return _packb(fields)
+    return packb(fields)
 
 
 def _no_place(value: object) -> Place:
@@ -387,11 +388,6 @@ def _unpack_checkpoint(rest: list[Any], value: Value, seq: int, own: tuple[int, 
         _number(flags),
         seq,
     )
-
-
-def _packb(value: Any) -> bytes:
-    packed: bytes = msgpack.packb(value, unicode_errors="surrogatepass")
-    return packed
 
 
 def _unpack_list(data: bytes, where: str) -> list[Any]:

@@ -27,6 +27,7 @@ from lsm.errors import CorruptionError, FormatVersionError
 from lsm.format import FORMAT_VERSION, bloom
 from lsm.format.envelope import META, Compression, seal, unseal
 from lsm.format.names import is_ulid
+from lsm.format.packing import packb
 from lsm.format.records import HIDDEN, Blob, Checkpoint, Place, Record, Writes, pack, unpack, version_key
 
 MAGIC = b"lsmseg" + struct.pack("<H", FORMAT_VERSION)
@@ -124,7 +125,7 @@ class SegmentInfo:
 
     def pack(self) -> bytes:
         """As bytes, for the manifest or the footer."""
-        packed: bytes = msgpack.packb(
+        return packb(
             (
                 self.number,
                 self.ulid,
@@ -143,10 +144,8 @@ class SegmentInfo:
                 self.overrides,
                 self.companion,
                 self.live,
-            ),
-            unicode_errors="surrogatepass",
+            )
         )
-        return packed
 
     @staticmethod
     def unpack(data: bytes, where: str) -> SegmentInfo:
@@ -389,15 +388,14 @@ class _IndexWriter:
     def _close_page(self) -> None:
         table: dict[Key, int] = {}
         numbers = [table.setdefault(key[:-1], len(table)) for key, _, _ in self._rows]
-        raw = msgpack.packb(
+        raw = packb(
             (
                 list(table),
                 numbers,
                 [key[-1] for key, _, _ in self._rows],
                 [packed for _, packed, _ in self._rows],
                 b"".join(terms for _, _, terms in self._rows),
-            ),
-            unicode_errors="surrogatepass",
+            )
         )
         self._pages.append((self._rows[0][0], seal(raw, self._compression, self._context, META), len(self._rows)))
         self._rows, self._size = [], 0
