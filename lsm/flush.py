@@ -76,7 +76,7 @@ def prepare(view: View, compression: Compression, now: float, random: bytes) -> 
         return slots[id(record)]
 
     def moved(pieces: Pieces) -> Any:
-        return tuple(slots[id(piece)] if isinstance(piece, Blob) else piece for piece in pieces)
+        return tuple([slots[id(piece)] if isinstance(piece, Blob) else piece for piece in pieces])
 
     def seen(records: Iterable[Any]) -> list[Any]:
         return [each for each in records if after < each.seq <= view.seq]
@@ -139,7 +139,7 @@ def landed(flush: Flush, view: View, limits: Limits, compression: Compression, w
         return flush.slots[id(record)].place._replace(segment=info.number)
 
     def moved(pieces: Pieces) -> Pieces:
-        return tuple(final(piece.value, piece) if isinstance(piece, Blob) else piece for piece in pieces)
+        return tuple([final(piece.value, piece) if isinstance(piece, Blob) else piece for piece in pieces])
 
     added = [old.tail.segments[number] for number in sorted(old.tail.segments) if old.segment(number) is not None]
     added = [each for each in added if each.base <= old.seq]

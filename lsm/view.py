@@ -102,7 +102,7 @@ class Tail:
 
     def alive(self, pieces: Pieces) -> bool:
         """Whether all the segments that pieces lie in are still there."""
-        return all(not isinstance(piece, Place) or piece.segment in self.numbers for piece in pieces)
+        return not [piece for piece in pieces if isinstance(piece, Place) and piece.segment not in self.numbers]
 
     def pieces(self, key: BlobKey) -> Pieces | None:
         """The pieces of the newest blob of a key in the tail."""

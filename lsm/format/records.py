@@ -267,9 +267,7 @@ def pack(record: Record, base: int = 0, place: Callable[[Any], Place] | None = N
     """
 
     def packed(value: Any) -> Any:
-        if isinstance(value, bytes):
-            return value
-        return tuple(value if isinstance(value, Place) else place(value) if place else _no_place(value))
+        return value if isinstance(value, (bytes, Place)) else place(value) if place else _no_place(value)
 
     seq = record.seq - base
     if isinstance(record, Checkpoint):

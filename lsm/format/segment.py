@@ -376,7 +376,7 @@ class _IndexWriter:
 
     def drain(self, base: int) -> None:
         """Pack the records whose values have their places."""
-        while self._waiting and all(slot.offset >= 0 for slot in self._waiting[0][2]):
+        while self._waiting and not [slot for slot in self._waiting[0][2] if slot.offset < 0]:
             key, record, _ = self._waiting.popleft()
             packed = pack(record, base, lambda slot: slot.place)
             self._rows.append((key, packed, record.terms if isinstance(record, Checkpoint) else b""))
