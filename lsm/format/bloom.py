@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection
+from functools import lru_cache
 
 HASH_BYTES = 8
 _PROBES = 4
+_SHORT = 128
 
 
 def term_hash(*parts: bytes) -> bytes:
@@ -22,8 +24,15 @@ def term_hash(*parts: bytes) -> bytes:
         >>> term_hash(b"a", b"b") == term_hash(b"ab"), len(term_hash(b"a"))
         (False, 8)
     """
+    return _hash_of_short(parts) if sum(map(len, parts)) <= _SHORT else _hash(parts)
+
+
+def _hash(parts: tuple[bytes, ...]) -> bytes:
     divided = b"".join([each for part in parts for each in (len(part).to_bytes(4, "little"), part)])
     return hashlib.blake2b(divided, digest_size=HASH_BYTES).digest()
+
+
+_hash_of_short = lru_cache(512)(_hash)  # most terms come again: those of a run's metadata with its every checkpoint
 
 
 def make(hashes: Collection[bytes], largest: int) -> bytes:
