@@ -17,13 +17,14 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
-from lsm.commit import Nothing, commit
+from lsm.commit import commit
 from lsm.errors import CommitTimeout, Conflict, Throttled, Unavailable
 from lsm.fetch import SegmentGone
 from lsm.find import Scan
 from lsm.format.manifest import Header, pack_header
 from lsm.format.records import Typed
 from lsm.format.segment import SegmentInfo
+from lsm.frame import Nothing
 from lsm.limits import Limits
 from lsm.lineage import KeepLatest, KeepRule, Without
 from lsm.listing import all_threads

@@ -14,13 +14,14 @@ from typing import Literal
 
 from lsm.cache import Cache
 from lsm.collect import Collected, collect, collect_thread, delete_all, list_all
-from lsm.commit import Change, Nothing, Put, PutWrites, commit
+from lsm.commit import commit
 from lsm.compact import all_logs, compact, copy, delete_runs, due, keep, prune
 from lsm.errors import Conflict, IncompleteWritesError, LSMError, Throttled, Unavailable
 from lsm.find import Item, Scan, Terms, by_id, latest
 from lsm.format.envelope import Compression
 from lsm.format.names import is_for, segments_prefix
 from lsm.format.records import Checkpoint, Typed, Version, Writes, pack_payload, pack_writes
+from lsm.frame import Change, Nothing, Put, PutWrites
 from lsm.history import ChannelHistory, history
 from lsm.limits import FILES, OBJECTS, Limits
 from lsm.listing import Listing
