@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from lsm.errors import CommitTimeout, ConcurrentRunError, Conflict, LSMError, Throttled, Unavailable
+from lsm.errors import ConcurrentRunError, LSMError, Unavailable
 from lsm.find import latest
 from lsm.flush import landed, prepare
 from lsm.format.manifest import CommitId, Header, pack_header
@@ -30,8 +30,8 @@ from lsm.frame import Change, Nothing, Put, ValueSegment, keep_values, make_fram
 from lsm.limits import MANIFEST
 from lsm.process import Process, Thread, refresh
 from lsm.root import verify_root
-from lsm.steps import All, Append, Now, PutIf, Sleep, Steps, Wait, results
-from lsm.turn import give_way, in_turn, note_overtaken
+from lsm.steps import All, Append, Now, PutIf, Steps, Wait, results
+from lsm.turn import give_way, until_stored
 from lsm.upload import upload
 from lsm.view import View, assemble
 
@@ -41,9 +41,6 @@ _LEAD, _STORED, _LEFT = object(), object(), object()
 _MOST_VALUES = 8 << 20  # in one batch, in bytes
 _MOST_STUBS = 48 << 10
 _MOST_SEGMENTS = 16  # of large values, in a tail
-_FIRST_PAUSE = 0.02
-_LONGEST_PAUSE = 2.0
-_LONGEST_TURN = 0.5  # a conflict is another's progress: who waited long because of it would only be overtaken again
 
 
 @dataclass(eq=False, slots=True)
@@ -181,37 +178,16 @@ def _next_batch(thread: Thread) -> Batch:
 
 
 def _commit_batch(process: Process, thread: Thread, batch: Batch) -> Steps[None]:
-    now = yield Now()
-    elapsed, pause, conflict = 0.0, _FIRST_PAUSE, False
-    stale = thread.view is None or batch.sent
-    while True:
-        try:
-            yield from in_turn(process, thread.key, conflict, partial(_attempt, process, thread, batch, stale, now))
-            return _succeed(batch)
-        except (Conflict, Throttled, Unavailable) as error:
-            last_error, stale, conflict = error, True, isinstance(error, Conflict)
-        last, now = now, (yield Now())
-        took = max(0.0, now - last)  # a clock that is set back does not end the patience
-        elapsed += took
-        if conflict:
-            note_overtaken(thread, now, took)
-        if elapsed > process.limits.commit_deadline:
-            raise CommitTimeout(
-                f"thread {thread.id!r} in {process.url}: a commit to {thread.key} did not succeed within "
-                f"{process.limits.commit_deadline:g} s ({last_error}); it may be tried again"
-            ) from last_error
-        logger.debug("thread %r: commit %s is tried again (%s)", thread.id, batch.id, last_error)
-        if not conflict or (pause > _FIRST_PAUSE and not process.appends):
-            seconds = pause * (0.5 + int.from_bytes(process.entropy(2), "big") / 65536)
-            yield Sleep(seconds)
-            now, elapsed = (yield Now()), elapsed + seconds
-        pause = min(pause * 2, _LONGEST_TURN if conflict else _LONGEST_PAUSE)
+    attempt = partial(_attempt, process, thread, batch)
+    yield from until_stored(process, thread, attempt, "a commit", "it may be tried again")
+    for entry in batch.members:
+        _settle(entry, _STORED)
 
 
-def _attempt(process: Process, thread: Thread, batch: Batch, stale: bool, now: float, lock: Any) -> Steps[None]:
-    """Commit a batch on top of the view at hand, or, if that is stale, of the newest, unless it is stored already."""
+def _attempt(process: Process, thread: Thread, batch: Batch, now: float, lock: Any) -> Steps[None]:
+    """Commit a batch on top of the view at hand; if it has been sent before, of the newest, unless it is stored."""
     view = thread.view
-    if stale:
+    if view is None or batch.sent:
         view = yield from _look(process, thread)
         if view is not None and batch.sent and view.committed(batch.id):
             logger.debug("thread %r: commit %s was stored although its answer was lost", thread.id, batch.id)
@@ -219,11 +195,6 @@ def _attempt(process: Process, thread: Thread, batch: Batch, stale: bool, now: f
     elif not process.root_verified:
         yield from _look(process, thread)
     yield from _send(process, thread, view, batch, now, lock)
-
-
-def _succeed(batch: Batch) -> None:
-    for entry in batch.members:
-        _settle(entry, _STORED)
 
 
 def _look(process: Process, thread: Thread) -> Steps[View | None]:

@@ -155,6 +155,7 @@ class _Copy:
         self._live: Counter[int] = Counter()
         self._lent: Counter[tuple[int, int]] = Counter()
         self._lenders: dict[tuple[int, int], Slot] = {}
+        self._elsewhere: dict[BlobKey, Pieces | None] = {}
         inputs = {info.ulid for info in (*plan.inputs, *plan.drained)}
         self._made = Rewritten([], inputs, plan.incarnation, plan.view.header.seq)
 
@@ -260,6 +261,21 @@ class _Copy:
             at = None if base is None else (at[0], base)
         return tuple(reversed(pieces))
 
+    def _not_among_inputs(self, checkpoint: Checkpoint, channel: str) -> Steps[Pieces | None]:
+        """The pieces of a value whose blob no input has: as the checkpoint says, unless they were moved since."""
+        said = checkpoint.table.get(channel)
+        if self._plan.whole or said == ():  # where all blobs are rewritten, one that is not among them has no value
+            return ()
+        staying = self._staying(said)
+        if said is None or staying is not None:
+            return staying
+        key = checkpoint.namespace, channel, version_key(checkpoint.versions[channel])
+        if key not in self._elsewhere:
+            materials = Materials(self._process, self._thread, self._plan.view)
+            yield from materials.look_up([key])
+            self._elsewhere[key] = self._staying(materials.pieces[key])
+        return self._elsewhere[key]
+
     def _staying(self, pieces: Pieces | None) -> Pieces | None:
         """Pieces, if none of them is moved or gone."""
         if pieces is None or self._plan.copying:
@@ -317,9 +333,7 @@ class _Copy:
         for channel, version in versions.items():
             pieces = self._pieces((channel, version_key(version)), placed)
             if pieces is None:
-                said = checkpoint.table.get(channel)
-                # Where all blobs are rewritten, one that is not among them has no value.
-                pieces = () if self._plan.whole else said if said == () else self._staying(said)
+                pieces = yield from self._not_among_inputs(checkpoint, channel)
             if pieces is not None:
                 table[channel] = pieces
         value = yield from self._moved(replace(checkpoint, **changes))

@@ -6,7 +6,8 @@ Rules of this module:
   who reads the manifest sees the old ones. An ambiguous answer is settled by reading the manifest again.
 - Commits that came meanwhile stay: their frames follow the new header. Where they build on something that a keep-rule
   has dropped, the rewrite is `Outdated` and begins again. Segments that they borrow from stay in the directory.
-- The header's heads are read anew from the segments, so that what it carries always says where things are now.
+- The header's heads are read anew from the segments, so that what it carries always says where things are now, and
+  hands it on to what comes after it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from lsm.errors import CommitTimeout, Conflict, LSMError, Throttled, Unavailable
+from lsm.errors import LSMError
 from lsm.fetch import load_runs
 from lsm.find import Gathering, Scan
 from lsm.flush import build_header, rebased
@@ -26,16 +27,14 @@ from lsm.format.records import HIDDEN, Blob, Checkpoint, Place, Record, Writes, 
 from lsm.format.segment import Run, SegmentInfo, rows_of
 from lsm.process import Process, Thread, refresh
 from lsm.rewrite import Rewritten
-from lsm.steps import Now, PutIf, Sleep, Steps
-from lsm.turn import in_turn
+from lsm.steps import Now, PutIf, Steps
+from lsm.turn import until_stored
 from lsm.values import Materials
 from lsm.view import BlobKey, CheckpointKey, View, assemble, is_later
 
 logger = logging.getLogger("lsm")
 
 _MOST_RETIRED = 256
-_PAUSE = 0.05
-_MOST_PAUSE = 2.0
 
 
 class Outdated(LSMError):
@@ -61,7 +60,7 @@ def swap(process: Process, thread: Thread, made: Rewritten) -> Steps[None]:
         lenders = yield from _lenders(process, thread, view, made)
         return _swapped(process, view.header, view.next_number, made, now, lenders=lenders)
 
-    yield from _until_stored(process, thread, made, change)
+    yield from _store(process, thread, made, change)
 
 
 def graft(process: Process, thread: Thread, made: Rewritten) -> Steps[None]:
@@ -77,7 +76,7 @@ def graft(process: Process, thread: Thread, made: Rewritten) -> Steps[None]:
             raise Outdated("the thread to copy to was made anew")
         return _swapped(process, view.header, view.next_number, made, now, int(now * 1000))
 
-    yield from _until_stored(process, thread, made, change)
+    yield from _store(process, thread, made, change)
 
 
 def _swapped(
@@ -120,14 +119,13 @@ def _swapped(
     )
 
 
-def _until_stored(
+def _store(
     process: Process, thread: Thread, made: Rewritten, change: Callable[[View | None, float], Steps[Header]]
 ) -> Steps[None]:
     ours = {info.ulid for info in made.segments}
-    elapsed, last, pause = 0.0, (yield Now()), _PAUSE
-    sent = conflict = False
+    sent = False
 
-    def attempt(lock: Any) -> Steps[None]:
+    def attempt(_: float, lock: Any) -> Steps[None]:
         nonlocal sent
         view = yield from refresh(process, thread)
         if sent and view is not None and ours and ours <= {info.ulid for info in view.header.segments}:
@@ -144,22 +142,7 @@ def _until_stored(
         process.adopt(thread, replace(after, tag=tag))
         logger.debug("thread %r: %d segments replaced by %d", thread.id, len(made.inputs), len(made.segments))
 
-    while True:
-        try:
-            yield from in_turn(process, thread.key, conflict, attempt)
-            return
-        except (Conflict, Throttled, Unavailable) as error:
-            problem, conflict = error, isinstance(error, Conflict)
-        now = yield Now()
-        elapsed, last = elapsed + max(0.0, now - last), now
-        if elapsed > process.limits.commit_deadline:
-            raise CommitTimeout(
-                f"thread {thread.id!r} in {process.url}: a rewrite could not be committed to {thread.key} within "
-                f"{process.limits.commit_deadline:g} s ({problem}); what it made is left to the collector"
-            ) from problem
-        if not conflict or not process.appends:
-            yield Sleep(pause * (0.5 + int.from_bytes(process.entropy(2), "big") / 65536))
-        pause = min(pause * 2, _MOST_PAUSE)
+    yield from until_stored(process, thread, attempt, "a rewrite", "what it made is left to the collector")
 
 
 def _log_names(view: View) -> set[str]:
@@ -247,6 +230,7 @@ def _carry(
             carried += [found[0].checkpoint, *found[0].writes]
     known = {(record.namespace, record.id) for record in carried if isinstance(record, Checkpoint)}
     carried += yield from _rows_at(process, thread, flushed, [key for key in parents if key not in known], strays)
+    carried = yield from _with_tables(process, thread, flushed, carried)
     bodies = yield from _bases(process, thread, flushed, bases)
     peaks = dict(made.peaks)
     if view is not None:
@@ -328,6 +312,29 @@ def _rows_at(
                     writes.append(record)
     items = [item for key in parents if (item := gathering.walked(key)) is not None]
     return [*(item.checkpoint for item in items), *writes]
+
+
+def _with_tables(process: Process, thread: Thread, flushed: View, records: Sequence[Record]) -> Steps[list[Record]]:
+    """The records; checkpoints that were flushed during the rewrite, and say where values were that it has moved, are
+    told where these are: else their descendants would not know either, and look for them with every read."""
+    stale = {
+        (id(record), channel): (record.namespace, channel, version_key(record.versions[channel]))
+        for record in records
+        if isinstance(record, Checkpoint)
+        for channel in record.table
+        if flushed.hint(record, channel)[0] is None
+    }
+    if not stale:
+        return list(records)
+    materials = Materials(process, thread, flushed)
+    yield from materials.look_up(set(stale.values()))
+    made: list[Record] = []
+    for record in records:
+        if isinstance(record, Checkpoint):
+            found = {channel: materials.pieces[key] for (at, channel), key in stale.items() if at == id(record)}
+            record = replace(record, table=record.table | found)
+        made.append(record)
+    return made
 
 
 def _bases(process: Process, thread: Thread, flushed: View, keys: set[BlobKey]) -> Steps[list[Blob]]:

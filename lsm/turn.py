@@ -1,4 +1,4 @@
-"""How a writer that was overtaken gets its turn.
+"""How a manifest is written although others write it, too: again and again, until it is one's turn.
 
 Rules of this module:
 
@@ -12,25 +12,69 @@ Rules of this module:
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+from lsm.errors import CommitTimeout, Conflict, Throttled, Unavailable
 from lsm.process import Process, Thread
 from lsm.steps import Lock, Now, Sleep, Steps, Unlock
 
-_REMEMBERED = 10.0  # seconds
+logger = logging.getLogger("lsm")
+
+_FIRST_PAUSE = 0.02
+_LONGEST_PAUSE = 2.0
+_LONGEST_TURN = 0.5  # a conflict is another's progress: who waited long because of it would only be overtaken again
+_REMEMBERED = 10.0
 _LONGEST_LAG = 2.0
 
 
-def in_turn(process: Process, key: str, overtaken: bool, attempt: Callable[[Any], Steps[None]]) -> Steps[None]:
-    """Make an attempt to write a manifest.
+def until_stored(
+    process: Process, thread: Thread, attempt: Callable[[float, Any], Steps[None]], what: str, advice: str
+) -> Steps[None]:
+    """Make attempts to write a thread's manifest, until one succeeds.
 
     Args:
-        process: Whose attempt it is.
-        key: The manifest.
-        overtaken: Whether the last attempt failed because others wrote.
-        attempt: Makes the attempt's steps, given the lock that its writes go with, or `None`.
+        process: Whose attempts they are.
+        thread: The thread.
+        attempt: Makes an attempt's steps, given a time that is not later than it is, and the lock that its writes go
+            with, or `None`. An attempt that follows another looks at the manifest first.
+        what: What is attempted, for the error.
+        advice: What to do if it fails, for the error.
+
+    Raises:
+        CommitTimeout: If other writers or the store kept it from succeeding.
     """
+    now = yield Now()
+    elapsed, pause, overtaken = 0.0, _FIRST_PAUSE, False
+    while True:
+        known = thread.view
+        try:
+            yield from _in_turn(process, thread.key, overtaken, partial(attempt, now))
+            return
+        except (Conflict, Throttled, Unavailable) as error:
+            problem, overtaken = error, isinstance(error, Conflict)
+        last, now = now, (yield Now())
+        took = max(0.0, now - last)  # a clock that is set back does not end the patience
+        elapsed += took
+        if overtaken and thread.view is known:  # else it may have been a rewrite of this very process
+            thread.contended, thread.lag = now, min(took, _LONGEST_LAG)
+        if elapsed > process.limits.commit_deadline:
+            raise CommitTimeout(
+                f"thread {thread.id!r} in {process.url}: {what} to {thread.key} did not succeed within "
+                f"{process.limits.commit_deadline:g} s ({problem}); {advice}"
+            ) from problem
+        logger.debug("thread %r: %s is tried again (%s)", thread.id, what, problem)
+        if not overtaken or (pause > _FIRST_PAUSE and not process.appends):
+            seconds = pause * (0.5 + int.from_bytes(process.entropy(2), "big") / 65536)
+            yield Sleep(seconds)
+            now, elapsed = (yield Now()), elapsed + seconds
+        pause = min(pause * 2, _LONGEST_TURN if overtaken else _LONGEST_PAUSE)
+
+
+def _in_turn(process: Process, key: str, overtaken: bool, attempt: Callable[[Any], Steps[None]]) -> Steps[None]:
+    """Make an attempt; one that follows a conflict has the manifest for itself, where the store can lock."""
     lock = (yield Lock(key)) if overtaken and process.appends else None
     if lock is None:
         yield from attempt(None)
@@ -43,17 +87,6 @@ def in_turn(process: Process, key: str, overtaken: bool, attempt: Callable[[Any]
         yield Unlock(lock)
         raise
     yield Unlock(lock)
-
-
-def note_overtaken(thread: Thread, now: float, took: float) -> None:
-    """Remember that others write to a thread.
-
-    Args:
-        thread: The thread.
-        now: The time.
-        took: How long the attempt took that failed, in seconds.
-    """
-    thread.contended, thread.lag = now, min(took, _LONGEST_LAG)
 
 
 def give_way(process: Process, thread: Thread) -> Steps[None]:

@@ -89,9 +89,9 @@ class Materials:
             for info in infos
             for run in info.blob_index.covering(key, key)
         ]
-        runs = list(dict.fromkeys((info, run) for info, run, _ in wanted))
-        loaded = yield from load_runs(self.process, self.thread, runs)
-        pages_of = {(info.ulid, run.offset): pages for (info, run), pages in zip(runs, loaded, strict=True)}
+        runs = {(info.ulid, run.offset): (info, run) for info, run, _ in wanted}
+        loaded = yield from load_runs(self.process, self.thread, list(runs.values()))
+        pages_of = dict(zip(runs, loaded, strict=True))
         for key in keys:
             at_hand = self.view.blob(key)
             blobs[key] = [] if at_hand is None else [at_hand]

@@ -211,7 +211,7 @@ FAULTS = [
     ),
     Fault(
         "a lock is kept when the attempt fails",
-        "lsm.turn:in_turn",
+        "lsm.turn:_in_turn",
         "    except BaseException:\n        yield Unlock(lock)\n        raise\n",
         "",
         quick=True,

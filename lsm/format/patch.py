@@ -86,30 +86,30 @@ def common_prefix(a: bytes, b: bytes, i: int = 0, j: int = 0) -> int:
     return low
 
 
-def common_suffix(a: bytes, b: bytes, limit: int) -> int:
-    """The number of bytes, at most `limit`, that two values share at the end.
+def common_suffix(a: bytes, b: bytes, limit: int, i: int | None = None, j: int | None = None) -> int:
+    """The number of bytes, at most `limit`, that `a` up to `i` and `b` up to `j` share at the end.
 
     Example:
         >>> common_suffix(b"put_writes", b"writes", 5)
         5
     """
+    i, j = len(a) if i is None else i, len(b) if j is None else j
     low = 0
-    while low < limit and _before(a, low, _STEP) == _before(b, low, _STEP):
+    while low < limit and _before(a, i - low, _STEP) == _before(b, j - low, _STEP):
         low += _STEP
     if low >= limit:
         return limit
     high = min(low + _STEP, limit)
     while low < high:
         middle = (low + high + 1) // 2
-        if _before(a, low, middle - low) == _before(b, low, middle - low):
+        if _before(a, i - low, middle - low) == _before(b, j - low, middle - low):
             low = middle
         else:
             high = middle - 1
     return low
 
 
-def _before(value: bytes, skip: int, size: int) -> bytes:
-    end = len(value) - skip
+def _before(value: bytes, end: int, size: int) -> bytes:
     return value[max(0, end - size) : end]
 
 
@@ -221,7 +221,7 @@ def overlap(a: bytes, b: bytes) -> tuple[int, int, int]:
         probe = a[i : i + _PROBE]
         j = b.find(probe) if len(probe) == _PROBE else -1
         if j >= 0:
-            back = common_suffix(a[:i], b[:j], min(i, j))
+            back = common_suffix(a, b, min(i, j), i, j)
             length = back + common_prefix(a, b, i, j)
             best = max(best, (i - back, j - back, length), key=lambda found: found[2])
         if best[2] * 2 >= len(a):

@@ -15,10 +15,11 @@ Rules of this module:
 from __future__ import annotations
 
 import struct
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 import msgpack
@@ -38,6 +39,7 @@ _LARGEST_FILTER = 384
 _CUT = 48
 _LENGTH = struct.Struct("<I")
 _TOP = "\U0010ffff"
+_first = attrgetter("first")
 
 Key = tuple[str, ...]
 
@@ -63,11 +65,9 @@ class Index:
         """The runs that may hold keys from `low` to `high`, both included."""
         if not self.runs or _cut_down(high) < self.runs[0].first or low > self.last:
             return []
-        firsts = [run.first for run in self.runs]
-        start = max(0, bisect_right(firsts, _cut_down(low)) - 1)
-        while start and firsts[start] >= _cut_down(low):
-            start -= 1
-        return [run for run in self.runs[start:] if run.first <= high]
+        start = max(0, bisect_left(self.runs, _cut_down(low), key=_first) - 1)
+        end = bisect_right(self.runs, high, start, key=_first)
+        return list(self.runs[start:end])
 
     def upper(self, run: Run) -> Key:
         """A bound that no key of the run exceeds."""

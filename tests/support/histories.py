@@ -108,7 +108,7 @@ class Branch:
 
 
 def small(saver: BaseCheckpointSaver[Any], thread_id: str) -> Iterator[Branch]:
-    """A counter and a note."""
+    """A counter, a note, and what never changes."""
     yield from _counted(Branch(saver, thread_id))
 
 
@@ -136,7 +136,8 @@ def strings(saver: BaseCheckpointSaver[Any], thread_id: str) -> Iterator[Branch]
 
 def _counted(branch: Branch) -> Iterator[Branch]:
     while True:
-        branch.superstep({"count": branch.step, "note": f"step {branch.step}"}, label=f"label-{branch.step}")
+        changed = {"count": branch.step, "note": f"step {branch.step}"}
+        branch.superstep(changed if branch.step else {**changed, "still": "here"}, label=f"label-{branch.step}")
         yield branch
 
 
