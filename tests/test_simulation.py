@@ -247,7 +247,7 @@ def _found(seeds: int) -> str | None:
 )
 def test_planted_faults_are_found(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, fault.where, fault.old, fault.new)
-    assert _found(500) is not None, f"{fault.name}: not found"
+    assert _found(1000) is not None, f"{fault.name}: not found"
 
 
 def test_a_planted_fault_that_the_code_has_outgrown_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
