@@ -39,7 +39,7 @@ def until_stored(
         process: Whose attempts they are.
         thread: The thread.
         attempt: Makes an attempt's steps, given a time that is not later than it is, and the lock that its writes go
-            with, or `None`. An attempt that follows another looks at the manifest first.
+            with, or `None`. One that follows a conflict looks at the manifest first.
         what: What is attempted, for the error.
         advice: What to do if it fails, for the error.
 

@@ -24,12 +24,14 @@ from lsm.compact import all_logs, drained
 from lsm.engine import Engine
 from lsm.format import patch
 from lsm.format.records import Blob, pack_patch, pack_whole, unpack_pieces
-from lsm.lineage import KeepLatest
+from lsm.format.segment import SegmentInfo
+from lsm.lineage import KeepLatest, KeepRule
 from lsm.process import refresh
-from lsm.rewrite import Plan, rewrite
+from lsm.rewrite import Plan, Rewritten, rewrite
 from lsm.steps import Steps
 from lsm.swap import swap
 from lsm.verify import verify_thread
+from lsm.view import View
 from tests.support.checkpoints import at, put
 
 SIZE = 100_000
@@ -94,10 +96,28 @@ def stored(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
+def view_of(saver: LSMSaver) -> View:
+    found: View = run(saver, refresh(saver._engine.process, saver._engine.process.thread("t")))
+    return found
+
+
 def borrowing(saver: LSMSaver) -> int:
     """How many blobs in frames borrow."""
-    view = run(saver, refresh(saver._engine.process, saver._engine.process.thread("t")))
-    return sum(bool(blob.borrowed) for found in view.tail.blobs.values() for blob in found)
+    return sum(bool(blob.borrowed) for found in view_of(saver).tail.blobs.values() for blob in found)
+
+
+def rewritten(saver: LSMSaver, emptied: tuple[SegmentInfo, ...], rule: KeepRule | None = None) -> Rewritten:
+    """All segments, rewritten, but not swapped in."""
+    view, process = view_of(saver), saver._engine.process
+    plan = Plan(view, all_logs(view), emptied, "t", view.incarnation, rule)
+    made: Rewritten = run(saver, rewrite(process, process.thread("t"), plan))
+    return made
+
+
+def swap_in(saver: LSMSaver, made: Rewritten) -> None:
+    """Swap them in, and remove what they replace."""
+    run(saver, swap(saver._engine.process, saver._engine.process.thread("t"), made))
+    run(saver, saver._engine.collect(0))
 
 
 # What it saves.
@@ -218,17 +238,14 @@ def test_what_is_borrowed_during_a_rewrite_stays(saver: LSMSaver, lasting: bool,
         saver.put_writes(thread.head, [("images", [image(3)])], "task")
         thread.images = [*thread.images[:-1], image(3)]
     run(saver, engine.flush("t"))
-    view = run(saver, refresh(process, process.thread("t")))
-    emptied = () if lasting else drained(view, all_logs(view), process.limits)
-    plan = Plan(view, all_logs(view), emptied, "t", view.incarnation)
-    made = run(saver, rewrite(process, process.thread("t"), plan))
+    view = view_of(saver)
+    made = rewritten(saver, () if lasting else drained(view, all_logs(view), process.limits))
     assert (0 in made.live.values()) is lasting
     thread.put()
     assert borrowing(saver) == 1
     if flushed:
         run(saver, engine.flush("t"))
-    run(saver, swap(process, process.thread("t"), made))
-    run(saver, engine.collect(0))
+    swap_in(saver, made)
     thread.check()
     run(saver, engine.compact("t"))
     run(saver, engine.collect(0))
@@ -242,15 +259,12 @@ def test_a_segment_is_kept_for_the_sake_of_what_borrows_from_it(saver: LSMSaver)
     for number in range(3):
         thread.step(number)
     run(saver, saver._engine.flush("t"))
-    view = run(saver, refresh(saver._engine.process, saver._engine.process.thread("t")))
-    plan = Plan(view, all_logs(view), (), "t", view.incarnation, KeepLatest())
-    made = run(saver, rewrite(saver._engine.process, saver._engine.process.thread("t"), plan))
+    made = rewritten(saver, (), KeepLatest())
     unused, *used = sorted(made.live.values())
     assert unused == 0  # the first image is in the whole value that the second began
     assert len(used) == 3
     assert all(SIZE <= live <= 1.5 * SIZE for live in used)
-    run(saver, swap(saver._engine.process, saver._engine.process.thread("t"), made))
-    run(saver, saver._engine.collect(0))
+    swap_in(saver, made)
     thread.check()
 
 
@@ -260,7 +274,7 @@ def test_live_bytes_are_counted_once(saver: LSMSaver) -> None:
     for number in range(3):
         thread.step(number)
     run(saver, saver._engine.compact("t"))
-    view = run(saver, refresh(saver._engine.process, saver._engine.process.thread("t")))
+    view = view_of(saver)
     values = [info for info in view.header.segments if info.values]
     assert values
     assert all(info.live <= info.raw for info in values)
@@ -322,7 +336,7 @@ def test_a_chain_never_has_more_pieces_than_a_reader_takes(saver: LSMSaver) -> N
         for number in range(6):
             thread.write(f"task {step} {number}", [image(step * 6 + number, 26_000)])
         thread.put()
-    view = run(saver, refresh(saver._engine.process, saver._engine.process.thread("t")))
+    view = view_of(saver)
     counts = [len(blob.pieces or ()) for found in view.tail.blobs.values() for blob in found if isinstance(blob, Blob)]
     assert max(counts) <= patch.MAX_PIECES
     thread.check()
