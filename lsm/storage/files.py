@@ -10,6 +10,9 @@ Rules of this module:
 - With `fsync`, an answer is given only once the disk has the data and every folder entry that leads to it.
 - `tmp/` holds nothing but temporary files. What a crash leaves there is listed under the prefix `tmp/` only, for the
   collector, and may be removed with `Delete`. Names that start with a dot are nobody's.
+- What is new belongs to the owner and group of the root folder, and may be read and written by whom that folder's
+  mode lets in; what replaces a file belongs to whom that one did, under its mode. The process's umask counts only
+  where the root itself is made. So a job of root's leaves what the application can use.
 - Linux and macOS, on a local file system: one with hard links, `flock` and timestamps finer than a second.
 
 **Tags.** A tag is (inode, length, birth). Inode and length alone would not do: a file system gives the number of a
@@ -70,6 +73,7 @@ _KEY = re.compile(r"[^./\0][^/\0]*(/[^./\0][^/\0]*)*")
 
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 _CHANGE = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 _REMEDIES = {
@@ -78,7 +82,8 @@ _REMEDIES = {
     errno.EFBIG: "The file would be larger than this process or the file system allows (ulimit -f).",
     errno.EROFS: "The file system is read-only: mount it writable, or use another folder.",
     errno.EACCES: "Give this user the permission to read and write the folder and everything in it.",
-    errno.EPERM: "Give this user the permission to write there, on a file system that has hard links.",
+    errno.EPERM: "Give this user the permission to write there, on a file system that has hard links. Root also needs "
+    "the capability to give files to the owner of the folder (CAP_CHOWN), or runs the job as that user.",
     errno.EOPNOTSUPP: "The file system lacks hard links or flock: use another one.",
     errno.ENOLCK: "The file system has no locks to give: use a local one, or fix its lock service.",
     errno.ELOOP: "There is a symbolic link where a file should be, which is never followed: remove it.",
@@ -227,7 +232,10 @@ class FileStorage:
     def _put_if(self, request: PutIf) -> Tag:
         if request.tag is None:
             return self._create(Create(request.key, request.body))
-        with self._temporary(request.body) as (temporary, tag), self._locked(request.key, request.tag, request.lock):
+        with (
+            self._temporary(request.body, request.key) as (temporary, tag),
+            self._locked(request.key, request.tag, request.lock),
+        ):
             os.rename(temporary, self._path(request.key))
             self._sync_folder_of(request.key)
         return tag
@@ -336,10 +344,10 @@ class FileStorage:
                 held.release()
 
     @contextmanager
-    def _temporary(self, body: bytes) -> Iterator[tuple[str, FileTag]]:
-        """A new file, whole and synced, to be put into its place meanwhile. It is locked, so that nobody's commit is
-        appended to it before its place is durable, too."""
-        path, descriptor = self._open_temporary()
+    def _temporary(self, body: bytes, replaced: str | None = None) -> Iterator[tuple[str, FileTag]]:
+        """A new file, whole and synced, to be put into its place meanwhile: that of the key `replaced`, if given. It is
+        locked, so that nobody's commit is appended to it before its place is durable, too."""
+        path, descriptor = self._open_temporary(replaced)
         try:
             lock = _Lock(descriptor)
             try:
@@ -352,13 +360,30 @@ class FileStorage:
         finally:
             _remove(path)
 
-    def _open_temporary(self) -> tuple[str, int]:
+    def _open_temporary(self, replaced: str | None = None) -> tuple[str, int]:
+        """A new file in `tmp/`, with the owner and mode of the file of key `replaced`, if there is one; else with those
+        of a new file."""
         path = f"{self._root}/{TEMPORARY}/{secrets.token_hex(16)}"
         try:
-            return path, os.open(path, _NEW, 0o666)
+            descriptor = os.open(path, _NEW, 0o600)
         except FileNotFoundError:
             self._make_folder(os.path.dirname(path))
-            return path, os.open(path, _NEW, 0o666)
+            descriptor = os.open(path, _NEW, 0o600)
+        try:
+            model = None
+            if replaced is not None:
+                with suppress(FileNotFoundError):
+                    model = os.lstat(self._path(replaced))
+            if model is None:
+                model = os.stat(self._root)
+                _give(descriptor, model, model.st_mode & 0o666 | 0o600)
+            else:
+                _give(descriptor, model, model.st_mode & 0o777)
+        except BaseException:
+            os.close(descriptor)
+            _remove(path)
+            raise
+        return path, descriptor
 
     def _place(self, how: Callable[[str, str], None], temporary: str, key: str) -> None:
         """Link or rename a temporary file to its key."""
@@ -375,14 +400,37 @@ class FileStorage:
     def _make_folder(self, path: str) -> None:
         """Make the folder and those above it. It may be removed again at once: see `_place`."""
         try:
-            os.mkdir(path)
+            self._mkdir(path)
         except FileExistsError:
             return
         except FileNotFoundError:
             self._make_folder(os.path.dirname(path))
             with suppress(FileExistsError, FileNotFoundError):
-                os.mkdir(path)
+                self._mkdir(path)
         self._sync_folder(os.path.dirname(path))
+
+    def _mkdir(self, path: str) -> None:
+        """Make one folder: the root and those above it under the umask, those below the root like the root."""
+        if not path.startswith(f"{self._root}/"):
+            os.mkdir(path)
+            return
+        model = os.stat(self._root)
+        mode = modes.S_IMODE(model.st_mode) | 0o700
+        above, name = os.path.split(path)
+        # Through descriptors, and no symbolic link: a job of root's must not be led to give away another folder.
+        parent = os.open(above, _FOLDER)
+        try:
+            os.mkdir(name, mode, dir_fd=parent)
+            folder = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=parent)
+            try:
+                _give(folder, model, mode)
+            except BaseException:
+                os.rmdir(name, dir_fd=parent)
+                raise
+            finally:
+                os.close(folder)
+        finally:
+            os.close(parent)
 
     def _remove_empty(self, folder: str) -> None:
         """Remove the folder and those above it, below the first level, as far as they are empty."""
@@ -408,7 +456,7 @@ class FileStorage:
         if not self._fsync:
             return
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            descriptor = os.open(path, _FOLDER)
         except FileNotFoundError:
             return  # removed meanwhile, as empty: there is no entry left in it to keep
         try:
@@ -458,6 +506,22 @@ def _stamp(descriptor: int) -> None:
     """Give the file a birth of its own: the kernel's own stamps are only as fine as its tick."""
     now = time.time_ns()
     os.utime(descriptor, ns=(now, now))
+
+
+def _give(descriptor: int, model: os.stat_result, mode: int) -> None:
+    """Give a file or folder that this process has made to the owner and group of `model`, as far as the system lets it,
+    and set its mode."""
+    made = os.fstat(descriptor)
+    if os.geteuid() == 0:
+        if (made.st_uid, made.st_gid) != (model.st_uid, model.st_gid):
+            os.fchown(descriptor, model.st_uid, model.st_gid)
+    elif made.st_gid != model.st_gid:
+        try:
+            os.fchown(descriptor, -1, model.st_gid)
+        except PermissionError:
+            # Not a group of this user's. The group that it has instead is let in only as far as everybody is.
+            mode &= ~0o070 | (mode & 0o007) << 3
+    os.fchmod(descriptor, mode)
 
 
 def _leads_to(path: str, file: os.stat_result) -> bool:
