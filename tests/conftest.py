@@ -1,24 +1,79 @@
 """Fixtures of all tests: the backends, and one S3 server (one Azure server) for the whole run.
 
 `backend` runs a test once for each backend: `memory://`, `file://` and S3. Each test gets a store of its own.
+
+Fast tests draw the same in every run, hypothesis included (`tests.support.chance`). Slow ones draw anew, from the seed
+that the head of the report names; `--seed` repeats it.
 """
 
 from __future__ import annotations
 
 import itertools
+import random
 import uuid
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from langgraph.checkpoint.lsm import LSMSaver
 from tests.support import azurite
+from tests.support.chance import fixed, fixed_ids
 from tests.support.moto import MotoServer, moto_server
 
 BUCKET = "checkpoints"
+
+settings.register_profile("fast", derandomize=True, database=None)
+settings.register_profile("slow", database=None, print_blob=True)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--seed", help="what slow tests draw from; a fresh one if left out")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose what is drawn from: before any test is defined, and, with several workers, for all of them."""
+    option = config.option
+    option.seed = option.seed or str(random.SystemRandom().randrange(1 << 32))
+    if _is_fast(config):
+        settings.load_profile("fast")
+        return
+    settings.load_profile("slow")
+    option.hypothesis_seed = option.hypothesis_seed or str(random.Random(option.seed).getrandbits(32))
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    return None if _is_fast(config) else f"seed: slow tests draw from --seed {config.option.seed}"
+
+
+def _is_fast(config: pytest.Config) -> bool:
+    return bool(config.option.markexpr == "not slow")
+
+
+@pytest.fixture
+def seed(request: pytest.FixtureRequest) -> str:
+    """What a test draws from: always the same for a fast one, the run's for a slow one."""
+    slow = request.node.get_closest_marker("slow") is not None
+    return request.config.option.seed if slow else "fast"  # type: ignore[no-any-return]
+
+
+@pytest.fixture(autouse=True)
+def _chance(request: pytest.FixtureRequest, seed: str) -> Iterator[None]:
+    with fixed(f"{seed} {request.node.nodeid}"):
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _ids(request: pytest.FixtureRequest) -> Iterator[None]:
+    """By module, not by test: histories that several tests share go on growing."""
+    shared = request.node.get_closest_marker("processes") is not None
+    with nullcontext() if shared else fixed_ids():
+        yield
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from lsm.limits import HEADER, MANIFEST
 from lsm.steps import Append
 from lsm.storage import Storage, open_storage
 from tests.conftest import S3
+from tests.support.chance import fixed, fixed_ids
 from tests.support.checkpoints import at
 from tests.support.counting import CountingRuntime, CountingStorage
 from tests.support.histories import KINDS, Branch
@@ -136,8 +137,9 @@ def histories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Make]:
             folder = tmp_path_factory.mktemp("store")
             url = "memory://" if backend == "memory" else folder.as_uri()
             storage = CountingStorage(open_storage(url, fsync=False))
-            history = made[backend, kind, length] = History(kind, storage, opened(storage))
-            history.grow(length)
+            with fixed(f"history {backend} {kind} {length}"), fixed_ids():
+                history = made[backend, kind, length] = History(kind, storage, opened(storage))
+                history.grow(length)
         return made[backend, kind, length]
 
     yield make
@@ -322,14 +324,19 @@ def test_listing_some(histories: Make, where: str, kind: str, length: int, limit
 
 @EVERY_KIND
 def test_listing_by_a_filter_with_one_match(histories: Make, where: str, kind: str, length: int) -> None:
+    """Three rounds, and one more in a hundred: so often a segment's filter has what the segment has not."""
     history = histories(where, kind, length)
+    taken = []
     for number in sorted({0, length // 3, length // 2 // 10 * 10, length - 1}):
         saver = history.cold()
 
         found = list(saver.list(at("thread"), filter={"label": f"label-{number}"}))
 
         assert [each.checkpoint["id"] for each in found] == [history.ids[number]]
-        assert history.storage.rounds <= 3
+        taken.append(history.storage.rounds)
+    *most, last = sorted(taken)
+    assert max(most) <= 3
+    assert last <= 4
 
 
 @pytest.mark.parametrize("length", [100, 600, slow(5000)])

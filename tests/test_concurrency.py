@@ -18,6 +18,8 @@ from tests.support.moto import store_options
 from tests.support.processes import run
 from tests.support.proxy import S3Proxy
 
+pytestmark = pytest.mark.processes
+
 
 def noise(seed: int, length: int = 5000) -> str:
     """Text that no compression makes small."""

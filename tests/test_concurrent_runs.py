@@ -27,6 +27,8 @@ from tests.support.compare import exact
 from tests.support.graphs import DURABILITIES, SCENARIOS, Run, chat, delta, finish, line, nested, review, said
 from tests.support.processes import output, running
 
+pytestmark = pytest.mark.processes
+
 LOCAL = pytest.mark.parametrize("backend", ["memory", "file"], indirect=True)
 
 

@@ -22,6 +22,8 @@ from tests.conftest import Backend
 from tests.support.checkpoints import at, chain, listed, put
 from tests.support.processes import output, running
 
+pytestmark = pytest.mark.processes
+
 WRITER = """
 import time
 from pathlib import Path

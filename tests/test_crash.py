@@ -26,6 +26,8 @@ from lsm.verify import StoreReport, verify_store
 from tests.support.checkpoints import at, checkpoint
 from tests.support.processes import run
 
+pytestmark = pytest.mark.processes
+
 GRACE = 6.0
 LINES = {"shared": 2, "own": 1}  # thread ids, and how many chains grow in each
 VERSION = 1
@@ -185,7 +187,7 @@ def rounds(folder: str, fsync: bool, count: int, seed: int) -> dict[str, int]:
     "count", [6, pytest.param(200, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])], ids=["few", "many"]
 )
 def test_kill(tmp_path: Path, fsync: bool, count: int) -> None:
-    seed = random.randrange(2**32)
+    seed = random.randrange(2**32)  # by `tests.support.chance`: the same for few, the run's for many
     script = "from tests.test_crash import rounds\nprint(json.dumps(rounds(**ARGS)))"
     arguments = {"folder": str(tmp_path), "fsync": fsync, "count": count, "seed": seed}
     happened = json.loads(run(script, arguments, seconds=110 if count < 100 else 1700))

@@ -7,6 +7,8 @@ import pytest
 from tests.conftest import S3, Backend
 from tests.support.processes import run
 
+pytestmark = pytest.mark.processes
+
 # The child has a deadline of its own: an object store's client would hang in it for good.
 FORK = """
 import os, signal

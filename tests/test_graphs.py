@@ -15,6 +15,8 @@ from tests.support.compare import exact
 from tests.support.graphs import DURABILITIES, SCENARIOS, Run, finish
 from tests.support.processes import run as run_process
 
+pytestmark = pytest.mark.processes
+
 
 def drive(scenario: str, saver: BaseCheckpointSaver[Any], durability: str, asynchronous: bool, thread_id: str) -> Any:
     """Run the script; answer its result, and what the run itself sees of its thread at the end."""

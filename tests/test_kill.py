@@ -16,6 +16,8 @@ from langgraph.checkpoint.lsm import LSMSaver
 from tests.support.checkpoints import at
 from tests.support.processes import output, run, running
 
+pytestmark = pytest.mark.processes
+
 # One graph for both processes. In the step after `plan`, three tasks run side by side: `quick` and `quicker` end,
 # `stuck` waits for a file that appears only after the kill.
 GRAPH = """

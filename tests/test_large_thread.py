@@ -16,6 +16,8 @@ from langgraph.checkpoint.lsm import LSMSaver
 from tests.support.checkpoints import at
 from tests.support.processes import run
 
+pytestmark = pytest.mark.processes
+
 MEGABYTES = int(os.environ.get("LSM_TEST_MEGABYTES", "2000"))
 
 MOST = 256

@@ -27,6 +27,8 @@ from tests.conftest import Backend
 from tests.support.checkpoints import at, checkpoint
 from tests.support.processes import output, running
 
+pytestmark = pytest.mark.processes
+
 SECONDS = float(os.environ.get("LSM_TEST_SECONDS", "60"))
 GRACE = 15.0
 PATIENCE = 240.0  # of commits, in seconds: how busy the machine is, is not what is tested

@@ -28,6 +28,8 @@ from tests.support.moto import store_options
 from tests.support.processes import run
 from tests.support.proxy import Answer, Rule, S3Proxy
 
+pytestmark = pytest.mark.processes
+
 BIG = 200_000
 
 

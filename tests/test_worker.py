@@ -29,6 +29,8 @@ from tests.conftest import Backend
 from tests.support.checkpoints import at, chain, ids, listed, put
 from tests.support.processes import output, run, running
 
+pytestmark = pytest.mark.processes
+
 
 def bulk(number: int, size: int = 12_000) -> bytes:
     """A value that does not compress, so that a manifest is full after a dozen."""
