@@ -22,7 +22,7 @@ _PRELUDE = "import faulthandler, json, sys; sys.path[:] = json.loads(sys.argv[2]
 
 @contextmanager
 def running(
-    script: str, arguments: Mapping[str, Any], *, folder: Path | None = None
+    script: str, arguments: Mapping[str, Any], *, folder: Path | None = None, talk: bool = False
 ) -> Iterator[subprocess.Popen[str]]:
     """Start a script; on the way out of the block it is killed if it still runs.
 
@@ -30,9 +30,17 @@ def running(
         script: Python source.
         arguments: What the script finds in `ARGS`; JSON.
         folder: Its working directory.
+        talk: Whether it has a standard input to be told something by.
     """
     command = [sys.executable, "-c", _PRELUDE + script, json.dumps(dict(arguments)), json.dumps(sys.path)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder)
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE if talk else None,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+    )
     try:
         yield process
     finally:
