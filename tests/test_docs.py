@@ -123,6 +123,19 @@ def test_examples_in_docstrings_hold(source: Path, tmp_path: Path, monkeypatch: 
     assert doctest.testmod(module).failed == 0
 
 
+def test_tests_that_a_page_names_exist() -> None:
+    """A file by its path, and what is in it by its name, after the path and in the same row or paragraph."""
+    named = 0
+    for page in PAGES:
+        for row in re.split(r"\n\n|\n(?=[|-])", page.read_text(encoding="utf-8")):
+            files = re.findall(r"`(tests/[\w/]+\.py)`", row)
+            source = "".join((ROOT / file).read_text(encoding="utf-8") for file in files)
+            for test in re.findall(r"`(test_\w+)`", row):
+                assert f"def {test}(" in source, f"{name(page)}: there is no {test} in {files}"
+            named += len(files)
+    assert named > 20
+
+
 def test_blocks_are_found_with_their_marks_and_lines() -> None:
     marked = "<!-- no-run: needs a bucket -->\n```python\na = 1\n```\n"
     quoted = "````md\n```python\nno\n```\n````\n"
