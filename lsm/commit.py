@@ -201,7 +201,7 @@ def _look(process: Process, thread: Thread) -> Steps[View | None]:
     """The newest view; the root is verified beside, once per process."""
     if process.root_verified:
         return (yield from refresh(process, thread))
-    view, _ = results((yield All([refresh(process, thread), verify_root(process.url)])))
+    view, _ = results((yield All([refresh(process, thread), verify_root(process.url, process.entropy)])))
     process.root_verified = True
     return view  # type: ignore[no-any-return]
 

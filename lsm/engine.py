@@ -90,7 +90,7 @@ class Engine:
 
     def setup(self) -> Steps[None]:
         """Prove that the store is there and enforces conditional writes."""
-        yield from verify_root(self.process.url)
+        yield from verify_root(self.process.url, self.process.entropy)
         self.process.root_verified = True
 
     # Writing.

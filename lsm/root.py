@@ -10,7 +10,7 @@ Rules of this module:
 from __future__ import annotations
 
 import json
-import secrets
+from collections.abc import Callable
 from importlib import metadata
 from typing import Any
 
@@ -33,12 +33,13 @@ _CONCLUSIVE = 300.0  # seconds; later, a collector may have taken the probe's ob
 _PATIENCE = 5  # how often a throttled request of the probe is sent
 
 
-def verify_root(url: str) -> Steps[None]:
+def verify_root(url: str, entropy: Callable[[int], bytes]) -> Steps[None]:
     """Make sure that the root is one to write to: of a format that this code knows, in a store with conditional writes.
     One request where `lsm.json` exists, four rounds where it does not.
 
     Args:
         url: The address of the storage that answers the requests, for messages.
+        entropy: Makes random bytes.
 
     Raises:
         ConditionalWritesUnsupported: The store accepted a write that it must not accept, or refuses those it must.
@@ -47,14 +48,15 @@ def verify_root(url: str) -> Steps[None]:
         StorageError: A request failed.
 
     Example:
+        >>> import os
         >>> from lsm.drive import run
         >>> from lsm.storage import open_storage
         >>> storage = open_storage("memory://")
-        >>> run(verify_root(storage.url), storage)
+        >>> run(verify_root(storage.url, os.urandom), storage)
     """
     found = yield Get(KEY)
     if found is None:
-        probes = [f"probe/{secrets.token_hex(12)}" for _ in range(2)]
+        probes = [f"probe/{entropy(12).hex()}" for _ in range(2)]
         began = yield Now()
         try:
             yield from _prove(url, *probes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -49,7 +50,7 @@ def stored(storage: Storage) -> list[str]:
 
 
 def test_a_new_root(storage: Storage) -> None:
-    run(verify_root(storage.url), storage)
+    run(verify_root(storage.url, os.urandom), storage)
     content = json.loads(storage.execute(Get("lsm.json")).body)
     assert content["format"] == 1
     assert content["conditional_writes"] == "verified"
@@ -59,9 +60,9 @@ def test_a_new_root(storage: Storage) -> None:
 
 def test_a_known_root_is_one_request(s3: Any, proxy: S3Proxy) -> None:
     storage = through(proxy, s3.url())
-    run(verify_root(storage.url), storage)
+    run(verify_root(storage.url, os.urandom), storage)
     proxy.clear()
-    run(verify_root(storage.url), storage)
+    run(verify_root(storage.url, os.urandom), storage)
     assert [(each.method, each.status) for each in proxy.requests] == [("GET", 200)]
 
 
@@ -74,7 +75,7 @@ def test_a_store_that_ignores_a_condition(s3: Any, proxy: S3Proxy, ignored: str)
     storage = through(proxy, s3.url())
     proxy.rules.append(Rule(Fault.IGNORE_CONDITION, when=lambda request: conditional(request, ignored)))
     with pytest.raises(ConditionalWritesUnsupported, match=f"{storage.url}: the store accepted a"):
-        run(verify_root(storage.url), storage)
+        run(verify_root(storage.url, os.urandom), storage)
     assert stored(storage) == []
 
 
@@ -82,7 +83,7 @@ def test_a_store_that_refuses_every_condition(s3: Any, proxy: S3Proxy) -> None:
     storage = through(proxy, s3.url())
     proxy.rules.append(Rule(Answer(412, "PreconditionFailed"), when=lambda request: conditional(request, "if-match")))
     with pytest.raises(ConditionalWritesUnsupported, match="right ETag"):
-        run(verify_root(storage.url), storage)
+        run(verify_root(storage.url, os.urandom), storage)
     assert stored(storage) == []
 
 
@@ -90,14 +91,14 @@ def test_a_store_that_knows_no_conditions(s3: Any, proxy: S3Proxy) -> None:
     storage = through(proxy, s3.url())
     proxy.rules.append(Rule(Answer(501, "NotImplemented"), when=lambda request: conditional(request, "if-match")))
     with pytest.raises(ConditionalWritesUnsupported, match="no conditional writes"):
-        run(verify_root(storage.url), storage)
+        run(verify_root(storage.url, os.urandom), storage)
     assert stored(storage) == []
 
 
 def test_a_ready_local_store_is_told_of_file_urls(tmp_path: Any) -> None:
     storage = ObjectStorage(LocalStore(tmp_path))
     with pytest.raises(ConditionalWritesUnsupported, match="file:///directory"):
-        run(verify_root(storage.url), storage)
+        run(verify_root(storage.url, os.urandom), storage)
     assert not list(tmp_path.glob("lsm.json"))
 
 
@@ -106,14 +107,14 @@ def test_lost_answers_do_not_fool_it(s3: Any, proxy: S3Proxy, lost: int) -> None
     """Each of the writes in turn is done although its answer is lost, and meets itself when it is sent again."""
     storage = through(proxy, s3.url())
     proxy.rules.append(Rule(Fault.LOSE_ANSWER, when=lambda request: request.method == "PUT", every=lost, times=1))
-    run(verify_root(storage.url), storage)
+    run(verify_root(storage.url, os.urandom), storage)
     assert proxy.rules[0].applied == 1
     assert stored(storage) == ["lsm.json"]
 
 
 def test_a_throttled_probe_is_patient() -> None:
     """GCS allows one write a second to a name; the probe makes more than that."""
-    steps = verify_root("test://")
+    steps = verify_root("test://", os.urandom)
     request = next(steps)
     assert request == Get("lsm.json")
     assert steps.send(None) == Now()
@@ -129,10 +130,10 @@ def test_a_throttled_probe_is_patient() -> None:
 
 
 def test_somebody_else_is_first(storage: Storage) -> None:
-    steps = verify_root(storage.url)
+    steps = verify_root(storage.url, os.urandom)
     answer = storage.execute(next(steps))
     assert answer is None
-    run(verify_root(storage.url), storage)  # meanwhile
+    run(verify_root(storage.url, os.urandom), storage)  # meanwhile
     run(resumed(steps, answer), storage)
     assert stored(storage) == ["lsm.json"]
 
@@ -162,8 +163,8 @@ def test_a_store_is_not_blamed_for_what_a_collector_removed(storage: Storage) ->
                 request = steps.send((yield request))
 
     with pytest.raises(Unavailable, match="proves nothing"):
-        run(delayed(verify_root(storage.url)), storage)
-    run(verify_root(storage.url), storage)
+        run(delayed(verify_root(storage.url, os.urandom)), storage)
+    run(verify_root(storage.url, os.urandom), storage)
     assert stored(storage) == ["lsm.json"]
 
 
@@ -171,17 +172,17 @@ def test_a_failing_store_is_not_a_wrong_one(s3: Any, proxy: S3Proxy) -> None:
     storage = through(proxy, s3.url())
     proxy.rules.append(Rule(Answer(500, "InternalError"), when=lambda request: conditional(request, "if-match")))
     with pytest.raises(Unavailable):
-        run(verify_root(storage.url), storage)
+        run(verify_root(storage.url, os.urandom), storage)
     assert stored(storage) == []
     proxy.rules.clear()
-    run(verify_root(storage.url), storage)
+    run(verify_root(storage.url, os.urandom), storage)
 
 
 def test_a_newer_root(storage: Storage) -> None:
     newer = {"format": 2, "conditional_writes": "verified", "created_by": "langgraph-checkpoint-lsm/9.0"}
     storage.execute(Create("lsm.json", json.dumps(newer).encode()))
     with pytest.raises(FormatVersionError, match=r"format 2, written by langgraph-checkpoint-lsm/9\.0.* format 1\b"):
-        run(verify_root(storage.url), storage)
+        run(verify_root(storage.url, os.urandom), storage)
 
 
 @pytest.mark.parametrize(
@@ -192,4 +193,4 @@ def test_a_damaged_root(body: bytes) -> None:
     storage = open_storage("memory://")
     storage.execute(Create("lsm.json", body))
     with pytest.raises(CorruptionError, match=r"lsm\.json"):
-        run(verify_root(storage.url), storage)
+        run(verify_root(storage.url, os.urandom), storage)

@@ -63,7 +63,7 @@ def verify_store(
 def _verify_root(process: Process, total: StoreReport) -> Steps[None]:
     try:
         if (yield Get(ROOT_KEY)) is not None:  # else it would be written
-            yield from verify_root(process.url)
+            yield from verify_root(process.url, process.entropy)
     except StorageError:
         raise
     except LSMError as error:
