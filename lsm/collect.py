@@ -156,8 +156,8 @@ def _fence(process: Process, view: View, orphan: str, now: float) -> Steps[bool]
         yield PutIf(view.key, b"".join((after.header_bytes, *(raw for _, raw in frames))), view.tag)
     except (Conflict, Throttled, Unavailable):
         return False
-    if view.torn:
-        logger.warning("%s ended within a commit, torn by a crash or damaged: the end is cut off", view.key)
+    if view.dropped:
+        logger.warning("%s ended within a commit that nobody had confirmed: the end is cut off", view.key)
     return True
 
 

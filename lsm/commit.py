@@ -24,14 +24,14 @@ from typing import Any
 from lsm.errors import ConcurrentRunError, LSMError, Unavailable
 from lsm.find import latest
 from lsm.flush import landed, prepare
-from lsm.format.manifest import CommitId, Header, pack_header
+from lsm.format.manifest import MARK_SIZE, CommitId, Header, pack_header
 from lsm.format.names import segment_key
 from lsm.frame import Change, Nothing, Put, ValueSegment, keep_values, make_frame, stub_size
 from lsm.limits import MANIFEST
 from lsm.process import Process, Thread, refresh
 from lsm.root import verify_root
 from lsm.steps import All, Append, Now, PutIf, Steps, Wait, results
-from lsm.turn import give_way, until_stored
+from lsm.turn import confirm, give_way, until_stored
 from lsm.upload import upload
 from lsm.view import View, assemble
 
@@ -188,20 +188,21 @@ def _attempt(process: Process, thread: Thread, batch: Batch, now: float, lock: A
     """Commit a batch on top of the view at hand; if it has been sent before, of the newest, unless it is stored."""
     view = thread.view
     if view is None or batch.sent:
-        view = yield from _look(process, thread)
+        view = yield from _look(process, thread, lock)
         if view is not None and batch.sent and view.committed(batch.id):
+            yield from confirm(process, thread, view, lock)
             logger.debug("thread %r: commit %s was stored although its answer was lost", thread.id, batch.id)
             return
     elif not process.root_verified:
-        yield from _look(process, thread)
+        yield from _look(process, thread, lock)
     yield from _send(process, thread, view, batch, now, lock)
 
 
-def _look(process: Process, thread: Thread) -> Steps[View | None]:
+def _look(process: Process, thread: Thread, lock: Any) -> Steps[View | None]:
     """The newest view; the root is verified beside, once per process."""
     if process.root_verified:
-        return (yield from refresh(process, thread))
-    view, _ = results((yield All([refresh(process, thread), verify_root(process.url, process.entropy)])))
+        return (yield from refresh(process, thread, lock))
+    view, _ = results((yield All([refresh(process, thread, lock), verify_root(process.url, process.entropy)])))
     process.root_verified = True
     return view  # type: ignore[no-any-return]
 
@@ -239,10 +240,11 @@ def _send(process: Process, thread: Thread, view: View | None, batch: Batch, now
     batch.uploaded = made.segment
     if made.frame is None and flush is None:
         return
-    if flush is not None or view.tag is None or view.torn:
+    if flush is not None or view.tag is None or view.loose:
         request: Any = PutIf(thread.key, b"".join((*base.parts(), made.raw)), view.tag, lock)
     else:
-        request = Append(thread.key, () if process.appends else base.parts(), made.raw, view.tag, lock)
+        old = () if process.appends else base.parts()
+        request = Append(thread.key, old, made.raw, view.tag, lock, MARK_SIZE)
     beside = None
     full = view.tail_size + len(made.raw) > process.limits.tail or len(view.tail.segments) >= _MOST_SEGMENTS
     if flush is None and view.count and full:
@@ -260,10 +262,10 @@ def _send(process: Process, thread: Thread, view: View | None, batch: Batch, now
     with thread.lock:
         after = base.extended([(made.frame, made.raw)] if made.frame else [], outcomes[0])
     thread.flush = None
-    if view.torn:
+    if view.dropped:
         logger.warning(
-            "thread %r: %s ended within a commit, which a crash of its writer explains, and damage, too. What came "
-            "after commit %d is cut off; if it was acknowledged, it is lost",
+            "thread %r: %s ended within a commit that nobody had confirmed, which a crash explains. What came after "
+            "commit %d is cut off",
             thread.id,
             thread.key,
             view.seq,

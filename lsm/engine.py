@@ -264,8 +264,7 @@ class Engine:
     def _remember(self, view: View, checkpoint: Checkpoint) -> None:
         """Keep what a child of a checkpoint will inherit."""
         if not view.has(checkpoint):
-            key = "checkpoint", view.incarnation, checkpoint.namespace, checkpoint.id
-            self.process.cache.put(key, checkpoint, 1000 + 300 * len(checkpoint.versions))
+            self.process.remember(view, checkpoint)
 
     def list(
         self,

@@ -23,7 +23,7 @@ from lsm.format.names import make_ulid
 from lsm.format.records import Blob, Checkpoint, Piece, Pieces, Place, Record, Writes, pack, version_key
 from lsm.format.segment import SegmentInfo, SegmentWriter, Slot
 from lsm.limits import HEADER, Limits
-from lsm.view import CheckpointKey, View, assemble, cut
+from lsm.view import CheckpointKey, View, assemble, pairs_of
 
 _MOST_COMMITS = 128
 _MOST_STRAYS = 64
@@ -50,7 +50,12 @@ class Flush:
 
     def fits(self, view: View) -> bool:
         """Whether it may still take the place of a view's frames."""
-        return view.header_bytes == self.view.header_bytes and view.count >= self.view.count
+        own = self.view
+        return (
+            view.header_bytes == own.header_bytes
+            and view.count >= own.count
+            and view.commit_of(own.seq) == own.commit_of(own.seq)
+        )
 
 
 def prepare(view: View, compression: Compression, now: float, random: bytes) -> Flush:
@@ -151,6 +156,7 @@ def landed(flush: Flush, view: View, limits: Limits, compression: Compression, w
             next_number=info.number + 1,
             segments=(*old.header.segments, *added, info),
             changed=view.changed,
+            chain=old.chain,
             commits=_remember(old.header.commits, [commit for commit, _ in old.tail.frames[: old.count]]),
         ),
         old,
@@ -169,14 +175,9 @@ def rebased(
 ) -> View:
     """The view of a new header, followed by frames that another header had, from the commit after `seq` on."""
     raw = b"".join([each for _, each in frames])
-    parsed, _ = unpack_frames(raw, 0, seq, header.incarnation, False, view.key)
-    return assemble(
-        view.key,
-        header,
-        pack_header(header, compression),
-        zip(parsed, cut(raw, 0, parsed), strict=True),
-        view.tag,
-    )
+    found = unpack_frames(raw, 0, seq, header.incarnation, header.chain, False, view.key)
+    pairs = pairs_of(found, raw, 0, header.incarnation)
+    return assemble(view.key, header, pack_header(header, compression), pairs, view.tag)
 
 
 def _remember(known: tuple[CommitId, ...], more: Iterable[CommitId]) -> tuple[CommitId, ...]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from lsm.format import patch
-from lsm.format.manifest import CommitId, Frame, pack_frame
+from lsm.format.manifest import CommitId, Frame, chain_of, pack_frame
 from lsm.format.names import make_ulid, segment_key
 from lsm.format.records import (
     Blob,
@@ -197,11 +197,13 @@ def make_frame(
         records = _settled(process, records, large, bodies, segment)
     for record in records:
         record.seq = seq
-    raw = pack_frame(id_, seq, records, info, view.incarnation, process.compression)
+    raw = pack_frame(id_, seq, records, info, view.incarnation, process.compression, view.chain)
     if info is not None:
         for record in records:
             _number(record, info.number)
-    return Made(Frame(id_, seq, tuple(records), info, len(raw)), raw, draft.values, segment if large else None)
+    return Made(
+        Frame(id_, seq, tuple(records), info, len(raw), chain_of(raw)), raw, draft.values, segment if large else None
+    )
 
 
 def _too_large(process: Process, records: Sequence[Record]) -> list[Record]:
@@ -334,10 +336,7 @@ class _Draft:
         if checkpoint.parent is None:
             return None
         found = self._view.checkpoint(checkpoint.namespace, checkpoint.parent)
-        if found is None:
-            key = "checkpoint", self._view.incarnation, checkpoint.namespace, checkpoint.parent
-            found = self._process.cache.get(key)
-        return found
+        return found or self._process.recall(self._view, checkpoint.namespace, checkpoint.parent)
 
     def _give_value(self, blob: Blob, value: Typed, parent: Checkpoint | None, lenders: Sequence[_Lender]) -> None:
         """Give a blob its value: as a patch on the value before it, where that is at hand and makes it smaller."""

@@ -9,24 +9,25 @@ Rules of this module:
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lsm.cache import Cache
 from lsm.errors import CorruptionError
 from lsm.format.envelope import Compression
-from lsm.format.manifest import Header, unpack_frames
+from lsm.format.manifest import Frames, Header
 from lsm.format.names import manifest_key
 from lsm.format.patch import Link
-from lsm.format.records import Blob, Checkpoint, Piece, Typed
+from lsm.format.records import Blob, Checkpoint, Piece, Place, Typed
 from lsm.format.segment import SegmentInfo
 from lsm.limits import Limits
-from lsm.steps import Appended, Found, Get, Steps
-from lsm.view import View, cut, open_view
+from lsm.steps import Appended, Found, Get, Settled, Sleep, Steps
+from lsm.view import View, frames_after, header_view, with_frames
 
 if TYPE_CHECKING:
     from lsm.commit import Batch, Entry
@@ -34,6 +35,10 @@ if TYPE_CHECKING:
 
 
 _MOST_ADDRESSED = 4096
+_LOOKS = 4
+_FIRST_LOOK = 0.0005
+"""An append is confirmed a moment after it can be seen: whoever sees it looks again, so often and first after so many
+seconds, before the answer is given without it."""
 
 Address = tuple[str, str, str | None]
 """Thread id, namespace and checkpoint id; without the last, the beginning of the namespace."""
@@ -56,6 +61,8 @@ class Thread:
         judged: The header for which it was last decided whether segments should be merged.
         contended: When a commit was last overtaken by another process's, if that is not long ago.
         lag: How long the attempt took that was overtaken, in seconds.
+        reads: Numbers for reads of the manifest, in the order in which they began.
+        adopted: The number of the read that `view` comes from.
     """
 
     id: str
@@ -71,6 +78,8 @@ class Thread:
     judged: Header | None = None
     contended: float | None = None
     lag: float = 0.0
+    reads: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    adopted: int = 0
 
 
 @dataclass(eq=False)
@@ -132,22 +141,31 @@ class Process:
             if len(self.addressed) > _MOST_ADDRESSED:
                 del self.addressed[next(iter(self.addressed))]
 
-    def adopt(self, thread: Thread, view: View | None) -> View | None:
-        """Take in a newer view of a thread, and answer the newest that is known.
+    def adopt(self, thread: Thread, view: View | None, read: int | None = None) -> View | None:
+        """Take in a view of a thread.
 
-        Two callers may have read at once; of one incarnation the view with more commits is the newer, or, with as
-        many, the one that was read later.
+        Two callers may have read at once: what counts is the read that began later, for a manifest may also go back to
+        what it was (a backup was restored).
+
+        Args:
+            thread: The thread.
+            view: The view.
+            read: The number that the read was given before it began; the next one for what this process has written.
+
+        Returns:
+            The view.
         """
         with thread.lock:
             old = thread.view
-            if old is not None and view is not None and old.incarnation == view.incarnation and old.seq > view.seq:
+            read = next(thread.reads) if read is None else read
+            if read < thread.adopted:
                 return view
-            thread.view = view
+            thread.view, thread.adopted = view, read
         if view is None:
             self.cache.put(("thread", thread.id), thread, 2000)
         elif old is None or old.header is not view.header:
             self.cache.put(("thread", thread.id), thread, 4000 + 6 * view.size)
-            if old is not None and old.incarnation == view.incarnation:
+            if old is not None and view.follows(old):
                 self.follow(old, view)
         return view
 
@@ -171,49 +189,102 @@ class Process:
                 if old.pieces(before, channel) == known and new.pieces(record, channel) == pieces:
                     self.cache.rename(self.value_key(old, known[-1]), self.value_key(new, pieces[-1]))
 
+    def remember(self, view: View, checkpoint: Checkpoint) -> None:
+        """Keep a checkpoint that was read at hand: a child inherits the places of its values."""
+        numbers = {
+            piece.segment for pieces in checkpoint.table.values() for piece in pieces if isinstance(piece, Place)
+        }
+        names = {number: _ulid(view, number) for number in numbers}
+        key = "checkpoint", view.incarnation, checkpoint.namespace, checkpoint.id
+        self.cache.put(key, (checkpoint, names), 1000 + 300 * len(checkpoint.versions))
+
+    def recall(self, view: View, namespace: str, id_: str) -> Checkpoint | None:
+        """A checkpoint that was remembered, if the segments that it refers to are the same in a view: in another
+        history of the thread (a backup was restored) their numbers may be others'."""
+        found = self.cache.get(("checkpoint", view.incarnation, namespace, id_))
+        if found is None:
+            return None
+        checkpoint: Checkpoint = found[0]
+        return checkpoint if all(_ulid(view, number) in (ulid, None) for number, ulid in found[1].items()) else None
+
     def value_key(self, view: View, piece: Piece) -> tuple[Any, ...]:
         """The key, in the cache, of the value that ends in a piece."""
         if isinstance(piece, Blob):
-            return ("value", view.incarnation, piece.namespace, piece.channel, piece.version, piece.seq)
+            return ("value", view.commit_of(piece.seq), piece.namespace, piece.channel, piece.version)
         info = view.segment(piece.segment)
         return ("value", info and info.ulid, piece.offset, piece.start)
+
+
+def _ulid(view: View, number: int) -> str | None:
+    info = view.segment(number)
+    return info.ulid if info is not None else None
 
 
 Known = tuple[Typed, tuple[Link, ...]]
 """What is kept at hand of a value: itself, and its chain of pieces."""
 
 
-def refresh(process: Process, thread: Thread) -> Steps[View | None]:
+def refresh(process: Process, thread: Thread, lock: Any = None) -> Steps[View | None]:
     """Read a thread's manifest, if it has changed.
+
+    Args:
+        process: The process.
+        thread: The thread.
+        lock: The lock that the caller holds on the manifest, if any.
 
     Returns:
         The view of the manifest as it is now, or `None` where the thread does not exist.
     """
-    view = thread.view
-    if view is None:
-        found = yield Get(thread.key)
-    else:
-        found = yield Get(thread.key, unless=view.tag, start=0 if view.torn else view.size)
-    if found == "unchanged":
-        return view
-    if found is None:
-        return process.adopt(thread, None)
-    if isinstance(found, Appended):
-        assert view is not None
-        return process.adopt(thread, _extend(process, thread, view, found.body, found.tag))
-    assert isinstance(found, Found)
+    for look in range(1, _LOOKS + 1):
+        view, read = thread.view, next(thread.reads)
+        if view is None:
+            found = yield Get(thread.key)
+        else:
+            found = yield Get(thread.key, unless=view.tag, start=0 if view.loose else view.size)
+        if found == "unchanged":
+            return view
+        opened = None
+        if isinstance(found, Appended) and view is not None:
+            opened = _appended(process, view, found)
+            if opened is None:
+                found = yield Get(thread.key)
+        if found is None:
+            return process.adopt(thread, None, read)
+        base, start, frames = opened or _opened(process, thread, view, found)
+        if frames.open and not (yield Settled(thread.key, found.tag, lock)):
+            if look < _LOOKS:
+                if lock is None:
+                    yield Sleep(_FIRST_LOOK * 2**look)
+                continue
+            frames = frames.without_last()
+        with thread.lock:
+            newer = with_frames(base, frames, found.body, start, found.tag)
+        return process.adopt(thread, newer, read)
+    raise AssertionError("the last look ends in an answer")
+
+
+_Opened = tuple[View, int, Frames]
+"""The view that a manifest's frames follow, where in the bytes they begin, and the frames."""
+
+
+def _appended(process: Process, view: View, found: Appended) -> _Opened | None:
+    """What was appended since a view; `None` where it does not follow: it was appended to something else, then."""
+    try:
+        return view, 0, frames_after(view, found.body, 0, process.appends)
+    except CorruptionError:
+        return None
+
+
+def _opened(process: Process, thread: Thread, view: View | None, found: Found) -> _Opened:
+    """A whole manifest; only the frames that are new, where it begins as the view at hand does."""
     body = found.body
-    if view is not None and len(body) >= view.size and body.startswith(view.header_bytes):
+    if view is not None and not view.loose and len(body) >= view.size and body.startswith(view.header_bytes):
         raws = b"".join([raw for _, raw in view.tail.frames[: view.count]])
         if body.startswith(raws, len(view.header_bytes)):
-            return process.adopt(thread, _extend(process, thread, view, body[view.size :], found.tag))
-    return process.adopt(thread, open_view(thread.key, body, found.tag, thread.id, process.appends))
-
-
-def _extend(process: Process, thread: Thread, view: View, more: bytes, tag: Any) -> View:
-    frames, whole = unpack_frames(more, 0, view.seq, view.incarnation, process.appends, thread.key)
-    with thread.lock:
-        return view.extended(list(zip(frames, cut(more, 0, frames), strict=True)), tag, whole < len(more))
+            return view, view.size, frames_after(view, body, view.size, process.appends)
+    base = header_view(thread.key, body, found.tag, thread.id, process.appends)
+    start = len(base.header_bytes)
+    return base, start, frames_after(base, body, start, process.appends)
 
 
 def missing(process: Process, thread: Thread, info: SegmentInfo) -> CorruptionError:

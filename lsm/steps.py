@@ -98,11 +98,33 @@ class PutIf:
 @dataclass(frozen=True, slots=True)
 class Append:
     """Write `old` followed by `new` if the object's tag still is `tag`, when `old` is what is stored there.
-    A store that can append sends `new` only. Answer: the new tag."""
+    A store that can append sends `new` only, and writes the last `mark` bytes of it once all before is durable: an
+    object that does not end with them holds an append that failed, or that nobody confirmed. Answer: the new tag."""
 
     key: str
     old: Sequence[bytes]
     new: bytes
+    tag: Tag
+    lock: Any = None
+    mark: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ensure:
+    """Have the disk know an object's place: every folder entry on the way to it, or, with `tag` `None`, that it is
+    gone. Only for stores that append; whoever finds what it tried to write asks for this before it relies on that.
+    Answer: `None`. `Conflict` where the tag is not `tag`."""
+
+    key: str
+    tag: Tag | None
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """Ask whether nobody is writing to an object, and it still is in the state `tag`. Only for stores that append.
+    Answer: whether that is so. `lock` is one that the caller holds."""
+
+    key: str
     tag: Tag
     lock: Any = None
 

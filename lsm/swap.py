@@ -28,7 +28,7 @@ from lsm.format.segment import Run, SegmentInfo, rows_of
 from lsm.process import Process, Thread, refresh
 from lsm.rewrite import Rewritten
 from lsm.steps import Now, PutIf, Steps
-from lsm.turn import until_stored
+from lsm.turn import confirm, until_stored
 from lsm.values import Materials
 from lsm.view import BlobKey, CheckpointKey, View, assemble, is_later
 
@@ -127,8 +127,9 @@ def _store(
 
     def attempt(_: float, lock: Any) -> Steps[None]:
         nonlocal sent
-        view = yield from refresh(process, thread)
+        view = yield from refresh(process, thread, lock)
         if sent and view is not None and ours and ours <= {info.ulid for info in view.header.segments}:
+            yield from confirm(process, thread, view, lock)
             return
         now = yield Now()
         if now - made.begun > process.limits.grace / 2:

@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from lsm.errors import CommitTimeout, Conflict, Throttled, Unavailable
 from lsm.process import Process, Thread
-from lsm.steps import Lock, Now, Sleep, Steps, Unlock
+from lsm.steps import Ensure, Lock, Now, PutIf, Sleep, Steps, Unlock
+from lsm.view import View
 
 logger = logging.getLogger("lsm")
 
@@ -98,3 +100,26 @@ def give_way(process: Process, thread: Thread) -> Steps[None]:
             yield Sleep(2 * thread.lag * int.from_bytes(process.entropy(2), "big") / 65536)
         else:
             thread.contended = None
+
+
+def confirm(process: Process, thread: Thread, view: View, lock: Any) -> Steps[None]:
+    """Before a write is acknowledged because it was found: have what was found survive a power cut. To find bytes does
+    not tell that they were ever synced, and to sync them after a sync that failed does not write them.
+
+    Args:
+        process: The process.
+        thread: The thread.
+        view: The view that the write was found in.
+        lock: The lock that the caller holds on the manifest, if any.
+
+    Raises:
+        Conflict: If the manifest has changed since.
+        StorageError: If the store could not do it.
+    """
+    if not process.appends:
+        return
+    if view.loose:
+        tag = yield PutIf(thread.key, b"".join(view.parts()), view.tag, lock)
+        process.adopt(thread, replace(view, tag=tag, loose=False, dropped=0))
+    else:
+        yield Ensure(thread.key, view.tag)

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from lsm.errors import CorruptionError
 from lsm.format.bloom import has
-from lsm.format.manifest import CommitId, Frame, Header, unpack_frames, unpack_header
+from lsm.format.manifest import CommitId, Frame, Frames, Header, raws_of, unpack_frames, unpack_header
 from lsm.format.records import HIDDEN, Blob, Checkpoint, Pieces, Place, Record, Version, Writes, version_key
 from lsm.format.segment import SegmentInfo, above, blob_term, namespace_term
 from lsm.steps import Tag
@@ -32,7 +32,7 @@ class Tail:
     """The records of a header and of the frames after it, by key.
 
     It is only ever added to, but while others read it: a table is copied before it is iterated over. `ends` says where
-    each frame ends, in bytes from the start of the first.
+    each frame ends, in bytes from the start of the first, `chains` what the frame after each goes on from.
     """
 
     seq: int
@@ -49,6 +49,7 @@ class Tail:
     overriding: tuple[SegmentInfo, ...] = ()
     changed: int = 0
     ends: list[int] = field(default_factory=list)
+    chains: list[int] = field(default_factory=list)
 
     def carry(self, header: Header) -> None:
         """Index what a header carries."""
@@ -69,6 +70,7 @@ class Tail:
         for record in frame.records:
             self._apply(record)
         self.ends.append((self.ends[-1] if self.ends else 0) + len(raw))
+        self.chains.append(frame.chain)
         self.frames.append((frame.commit, raw))
         self.seq = frame.seq
 
@@ -152,7 +154,8 @@ class View:
         seq: The number of the last commit that it sees.
         count: How many frames it sees.
         tag: The manifest's tag.
-        torn: Whether the stored manifest ends in a torn append, which the next write must cut off.
+        loose: Whether the stored manifest ends in an append that nobody confirmed: the next write replaces it whole.
+        dropped: How many bytes at its end are no part of the view, for that append is torn.
     """
 
     key: str
@@ -162,7 +165,8 @@ class View:
     seq: int
     count: int
     tag: Tag
-    torn: bool = False
+    loose: bool = False
+    dropped: int = 0
 
     @property
     def size(self) -> int:
@@ -188,14 +192,32 @@ class View:
         """Which life of the thread this is."""
         return self.header.incarnation
 
-    def extended(self, frames: Sequence[tuple[Frame, bytes]], tag: Tag, torn: bool = False) -> View:
+    def extended(self, frames: Iterable[tuple[Frame, bytes]], tag: Tag, loose: bool = False, dropped: int = 0) -> View:
         """The view after more frames. The frames that the tail has already are only counted."""
         seq, count = self.seq, self.count
         for frame, raw in frames:
             if frame.seq > self.tail.seq:
                 self.tail.append(frame, raw)
             seq, count = frame.seq, count + 1
-        return View(self.key, self.header, self.header_bytes, self.tail, seq, count, tag, torn)
+        return View(self.key, self.header, self.header_bytes, self.tail, seq, count, tag, loose, dropped)
+
+    @property
+    def chain(self) -> int:
+        """What the checksum of the next frame goes on from."""
+        return self.tail.chains[self.count - 1] if self.count else self.header.chain
+
+    def commit_of(self, seq: int) -> CommitId:
+        """The id of the commit that a frame holds."""
+        return self.tail.frames[seq - self.header.seq - 1][0]
+
+    def follows(self, other: View) -> bool:
+        """Whether this view is a later one of the same history. Of a thread that was put back to an earlier state (a
+        backup was restored) the views before and after are of different ones."""
+        if other.incarnation != self.incarnation or other.seq > self.seq:
+            return False
+        if other.count:
+            return self.committed(other.commit_of(other.seq))
+        return not other.header.commits or self.committed(other.header.commits[-1])
 
     def committed(self, commit: CommitId) -> bool:
         """Whether a commit is in this view: in its frames, or among those that the header remembers."""
@@ -327,7 +349,7 @@ class View:
         return self.knows_head(namespace)
 
 
-def open_view(key: str, body: bytes, tag: Tag, thread_id: str | None, torn: bool) -> View:
+def open_view(key: str, body: bytes, tag: Tag, thread_id: str | None, appends: bool) -> View:
     """A view from the bytes of a manifest.
 
     Args:
@@ -335,38 +357,52 @@ def open_view(key: str, body: bytes, tag: Tag, thread_id: str | None, torn: bool
         body: Its bytes.
         tag: Its tag.
         thread_id: The thread that it must belong to, if the caller knows.
-        torn: Whether a torn last frame is possible.
+        appends: Whether the store appends, so that the end may be an append that nobody confirmed.
 
     Raises:
         CorruptionError: If it is damaged, or another thread's.
         FormatVersionError: If a newer version wrote it.
     """
+    view = header_view(key, body, tag, thread_id, appends)
+    found = frames_after(view, body, len(view.header_bytes), appends)
+    return with_frames(view, found, body, len(view.header_bytes), tag)
+
+
+def header_view(key: str, body: bytes, tag: Tag, thread_id: str | None, appends: bool) -> View:
+    """The view of the header alone. Takes and raises what `open_view` does."""
     header, end = unpack_header(body, key)
     if thread_id is not None and header.thread_id != thread_id:
         raise CorruptionError(
             f"{key}: this is the manifest of thread {header.thread_id!r}, not of {thread_id!r}: an object was moved"
         )
-    frames, whole = unpack_frames(body, end, header.seq, header.incarnation, torn, key)
-    return assemble(key, header, body[:end], zip(frames, cut(body, end, frames), strict=True), tag, whole < len(body))
+    if len(body) < end and not appends:
+        raise CorruptionError(f"{key}: the manifest ends within its header; restore it from a backup")
+    return assemble(key, header, (body + header.incarnation[len(body) - end :])[:end], (), tag)
 
 
-def cut(body: bytes, start: int, frames: Sequence[Frame]) -> list[bytes]:
-    """The raw bytes of consecutive frames."""
-    raws = []
-    for frame in frames:
-        raws.append(body[start : start + frame.size])
-        start += frame.size
-    return raws
+def frames_after(view: View, body: bytes, start: int, appends: bool) -> Frames:
+    """The frames that follow a view, from a position in some bytes on. Raises what `open_view` does."""
+    return unpack_frames(body, start, view.seq, view.incarnation, view.chain, appends, view.key)
 
 
-def assemble(
-    key: str, header: Header, header_bytes: bytes, frames: Iterable[tuple[Frame, bytes]], tag: Tag, torn: bool = False
-) -> View:
+def with_frames(view: View, found: Frames, body: bytes, start: int, tag: Tag) -> View:
+    """The view with the frames that follow it."""
+    loose = not found.marked or len(body) < start
+    dropped = 0 if loose and found.open else max(0, len(body) - found.end)
+    return view.extended(pairs_of(found, body, start, view.incarnation), tag, loose, dropped)
+
+
+def pairs_of(found: Frames, body: bytes, start: int, incarnation: bytes) -> Iterable[tuple[Frame, bytes]]:
+    """Frames, each with its bytes, which begin at a position."""
+    return zip(found.frames, raws_of(body, start, found.frames, incarnation), strict=True)
+
+
+def assemble(key: str, header: Header, header_bytes: bytes, frames: Iterable[tuple[Frame, bytes]], tag: Tag) -> View:
     """A view from its parts."""
     tail = Tail(header.seq)
     try:
         tail.carry(header)
         view = View(key, header, header_bytes, tail, header.seq, 0, tag)
-        return view.extended(list(frames), tag, torn)
+        return view.extended(frames, tag)
     except CorruptionError as error:
         raise CorruptionError(f"{key}: {error}") from error

@@ -2,11 +2,14 @@
 
 Rules of this module:
 
-- `prelude (20) | sealed header | frame*`. The prelude has a checksum of its own; so has the head of every frame, so
-  that damage can be told from an append that a crash tore.
-- Only a last frame that is incomplete, or made of zeros, is *torn*, and only where the store appends. All else that
-  does not add up is `CorruptionError`.
-- Frames count: the `seq` of each is that of the one before, plus one.
+- `prelude (24) | sealed header | mark | (head | sealed records | mark)*`. The prelude and the head of every frame have
+  checksums of their own.
+- A *mark* (the incarnation's 8 bytes) ends the header and every frame. Where a store appends, it is written after what
+  it ends has been synced, so that bytes before a mark are durable, and damage to them is `CorruptionError`.
+- What follows the last mark is one append that nobody confirmed. If it is a whole frame it counts: a power cut may have
+  taken its mark alone. Anything else is *torn*, whatever its shape, and was never acknowledged.
+- Frames are a chain: each counts on from the `seq` before, and the checksum of its head goes on from that of the frame
+  before. So frames of another history of the same thread (a restored backup) do not follow.
 - Sealed blocks have the thread's incarnation as context: frames of one thread do not open in another.
 """
 
@@ -16,6 +19,7 @@ import struct
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgpack
 
@@ -33,6 +37,7 @@ _HEAD = struct.Struct("<I8sQQ")
 _CRC = struct.Struct("<I")
 PRELUDE_SIZE = _PRELUDE.size + _CRC.size
 HEAD_SIZE = _HEAD.size + _CRC.size
+MARK_SIZE = 8
 
 CommitId = tuple[bytes, int]
 """Who committed (8 random bytes of a process), and its how-manieth commit that was."""
@@ -58,6 +63,7 @@ class Header:
         stray: Whether segments may hold something above a namespace's head: writes of checkpoints still to come, or
             hidden checkpoints.
         partial: The namespaces of which the head is carried without all its writes, for there are too many.
+        chain: What the checksum of the first frame goes on from: that of the last commit in the segments.
     """
 
     thread_id: str
@@ -74,6 +80,7 @@ class Header:
     changed: int = 0
     stray: bool = False
     partial: tuple[str, ...] = ()
+    chain: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +92,8 @@ class Frame:
         seq: Its number.
         records: What it stores; their values may lie in segments.
         segment: The segment that it adds to the directory, which its records call segment 0.
-        size: Its length in the manifest, in bytes.
+        size: Its length in the manifest, in bytes, with its mark.
+        chain: What the checksum of the next frame goes on from.
     """
 
     commit: CommitId
@@ -93,6 +101,28 @@ class Frame:
     records: tuple[Record, ...]
     segment: SegmentInfo | None = None
     size: int = field(default=0, compare=False)
+    chain: int = field(default=0, compare=False)
+
+
+class Frames(NamedTuple):
+    """The frames of a manifest, or of a part of one.
+
+    Attributes:
+        frames: All that are whole.
+        end: Where the last of them ends in the bytes, its mark included where that is there.
+        marked: Whether the bytes end with the last frame's mark: all of them are durable.
+        open: Whether nothing but the last frame's mark is missing: somebody may be about to write it.
+    """
+
+    frames: list[Frame]
+    end: int
+    marked: bool = True
+    open: bool = False
+
+    def without_last(self) -> Frames:
+        """The same without the last frame."""
+        last = self.frames[-1].size - MARK_SIZE
+        return Frames(self.frames[:-1], self.end - last, marked=False)
 
 
 def pack_header(header: Header, compression: Compression) -> bytes:
@@ -112,15 +142,17 @@ def pack_header(header: Header, compression: Compression) -> bytes:
             header.changed,
             header.stray,
             header.partial,
+            header.chain,
         )
     )
     sealed = seal(body, compression, header.incarnation, META)
     prelude = _PRELUDE.pack(MAGIC, FORMAT_VERSION, len(sealed), header.incarnation)
-    return b"".join((prelude, _CRC.pack(zlib.crc32(prelude)), sealed))
+    return b"".join((prelude, _CRC.pack(zlib.crc32(prelude)), sealed, header.incarnation))
 
 
 def unpack_header(data: bytes, where: str) -> tuple[Header, int]:
-    """The header at the beginning of a manifest, and its length.
+    """The header at the beginning of a manifest, and where its mark ends. The mark itself may be cut off: so an append
+    that failed leaves the manifest, for nobody to append to it again.
 
     Raises:
         CorruptionError: If it is damaged.
@@ -141,13 +173,11 @@ def unpack_header(data: bytes, where: str) -> tuple[Header, int]:
     body = unseal(data[PRELUDE_SIZE:end], incarnation, where, META)
     try:
         fields = msgpack.unpackb(body, unicode_errors="surrogatepass")
-        thread_id, seq, next_number, segments, carried, inline, *known, commits, retired, changed, stray, partial = (
-            fields
-        )
-        heads, peaks = known
+        thread_id, seq, next_number, segments, carried, inline, *known, stray, partial, chain = fields
+        heads, peaks, commits, retired, changed = known
         texts = [thread_id, *(text for head in heads for text in head), *(text for peak in peaks for text in peak[:2])]
         texts += [*(ulid for ulid, _ in retired), *partial]
-        numbers = [seq, next_number, changed, *(count for _, count in commits), *(at for _, at in retired)]
+        numbers = [seq, next_number, changed, chain, *(count for _, count in commits), *(at for _, at in retired)]
         raws = [*(value for _, value in inline), *(writer for writer, _ in commits)]
         for kind, values in ((str, texts), (int, numbers), (bytes, raws), (bool, [stray])):
             if not all(type(value) is kind for value in values):
@@ -167,12 +197,15 @@ def unpack_header(data: bytes, where: str) -> tuple[Header, int]:
             changed,
             stray,
             tuple(partial),
+            chain,
         )
     except CorruptionError:
         raise
     except Exception as error:  # msgpack raises several kinds
         raise CorruptionError(f"{where}: the header is not well formed ({error})") from error
-    return header, end
+    if data[end : end + MARK_SIZE] != incarnation[: len(data) - end]:
+        raise CorruptionError(f"{where}: the end of the header is damaged; restore it from a backup")
+    return header, end + MARK_SIZE
 
 
 def pack_frame(
@@ -182,17 +215,41 @@ def pack_frame(
     segment: SegmentInfo | None,
     incarnation: bytes,
     compression: Compression,
+    chain: int,
 ) -> bytes:
-    """A frame as bytes."""
+    """A frame as bytes, with its mark. `chain` is that of the frame (or header) before it."""
     body = packb((segment and segment.pack(), [pack(record, seq) for record in records]))
     sealed = seal(body, compression, incarnation + seq.to_bytes(8, "little"), META)
     head = _HEAD.pack(len(sealed), *commit, seq)
-    return b"".join((head, _CRC.pack(zlib.crc32(head, zlib.crc32(incarnation))), sealed))
+    return b"".join((head, _CRC.pack(_sum(head, incarnation, chain)), sealed, incarnation))
 
 
-def unpack_frames(
-    data: bytes, start: int, seq: int, incarnation: bytes, torn: bool, where: str
-) -> tuple[list[Frame], int]:
+def _sum(head: bytes, incarnation: bytes, chain: int) -> int:
+    """The checksum of a frame's head."""
+    return zlib.crc32(head, zlib.crc32(incarnation, chain))
+
+
+def chain_of(raw: bytes) -> int:
+    """What the checksum of the next frame goes on from: the two checksums of this one, of its head and its records.
+
+    Args:
+        raw: The frame, with its mark.
+    """
+    end = len(raw) - MARK_SIZE
+    return zlib.crc32(raw[end - _CRC.size : end], _CRC.unpack_from(raw, _HEAD.size)[0])
+
+
+def raws_of(data: bytes, start: int, frames: Sequence[Frame], incarnation: bytes) -> list[bytes]:
+    """The bytes of consecutive frames from a position on, each with its mark, be that missing in the data."""
+    raws = []
+    for frame in frames:
+        end = start + frame.size
+        raws.append(data[start : end - MARK_SIZE] + incarnation)
+        start = end
+    return raws
+
+
+def unpack_frames(data: bytes, start: int, seq: int, incarnation: bytes, chain: int, torn: bool, where: str) -> Frames:
     """The frames of a manifest, from a position on.
 
     Args:
@@ -200,49 +257,62 @@ def unpack_frames(
         start: Where the first frame begins.
         seq: The number of the commit before it.
         incarnation: The thread's.
-        torn: Whether a torn last frame may be there: it is left out.
+        chain: That of the frame (or header) before it.
+        torn: Whether the end may be an append that nobody confirmed.
         where: The manifest's key, for errors.
 
-    Returns:
-        The frames, and where the last whole one ends.
+    Raises:
+        CorruptionError: If anything else does not add up.
+    """
+    frames: list[Frame] = []
+    at, marked, problem = start, True, ""
+    while at < len(data) and marked:
+        try:
+            frame = _frame_at(data, at, seq, incarnation, chain, where)
+        except CorruptionError as error:
+            problem = str(error)
+            break
+        frames.append(frame)
+        at, seq, chain = at + frame.size, frame.seq, frame.chain
+        marked = data[at - MARK_SIZE : at] == incarnation
+    if not marked:
+        at -= MARK_SIZE
+        problem = f"{where}: the end of commit {seq} is damaged; restore the manifest from a backup"
+    if problem and (not torn or data.find(incarnation, at) >= 0):  # what comes before a mark was durable
+        raise CorruptionError(problem)
+    return Frames(frames, at, not problem, not marked and incarnation.startswith(data[at:]))
+
+
+def _frame_at(data: bytes, at: int, seq: int, incarnation: bytes, chain: int, where: str) -> Frame:
+    """The frame at a position; its mark need not be there.
 
     Raises:
-        CorruptionError: If anything but a torn last frame does not add up.
+        CorruptionError: If there is none that follows commit `seq`.
     """
-    frames, at = [], start
-    while at < len(data):
-        rest = len(data) - at
-        if torn and (rest < HEAD_SIZE or not any(data[at : at + HEAD_SIZE])) and _zeros_or_short(data, at):
-            break
-        if rest < HEAD_SIZE:
-            raise CorruptionError(f"{where}: the manifest ends within a frame; restore it from a backup")
-        length, writer, count, number = _HEAD.unpack_from(data, at)
-        head = data[at : at + _HEAD.size]
-        if zlib.crc32(head, zlib.crc32(incarnation)) != _CRC.unpack_from(data, at + _HEAD.size)[0]:
-            raise CorruptionError(f"{where}: the head of the frame at byte {at} is damaged; restore a backup")
-        if number != seq + 1:
-            raise CorruptionError(f"{where}: commit {number} follows commit {seq}; restore the manifest from a backup")
-        body = at + HEAD_SIZE
-        if body + length > len(data) or (torn and body + length == len(data) and not any(data[body:])):
-            if torn:
-                break
-            raise CorruptionError(f"{where}: the manifest ends within a frame; restore it from a backup")
-        raw = unseal(data[body : body + length], incarnation + number.to_bytes(8, "little"), where, META)
-        frames.append(_open_body(raw, (writer, count), number, HEAD_SIZE + length, where))
-        at, seq = body + length, number
-    return frames, at
+    if len(data) - at < HEAD_SIZE:
+        raise CorruptionError(f"{where}: the manifest ends within a frame; restore it from a backup")
+    length, writer, count, number = _HEAD.unpack_from(data, at)
+    body = at + HEAD_SIZE
+    head_sum = _sum(data[at : at + _HEAD.size], incarnation, chain)
+    if head_sum != _CRC.unpack_from(data, at + _HEAD.size)[0]:
+        raise CorruptionError(f"{where}: the head of the frame at byte {at} is damaged; restore a backup")
+    if number != seq + 1:
+        raise CorruptionError(f"{where}: commit {number} follows commit {seq}; restore the manifest from a backup")
+    if body + length > len(data):
+        raise CorruptionError(f"{where}: the manifest ends within a frame; restore it from a backup")
+    sealed = data[body : body + length]
+    raw = unseal(sealed, incarnation + number.to_bytes(8, "little"), where, META)
+    next_chain = zlib.crc32(sealed[-_CRC.size :], head_sum)
+    return _open_body(raw, (writer, count), number, HEAD_SIZE + length + MARK_SIZE, next_chain, where)
 
 
-def _zeros_or_short(data: bytes, at: int) -> bool:
-    return len(data) - at < HEAD_SIZE or not any(memoryview(data)[at:])
-
-
-def _open_body(raw: bytes, commit: CommitId, seq: int, size: int, where: str) -> Frame:
+def _open_body(raw: bytes, commit: CommitId, seq: int, size: int, chain: int, where: str) -> Frame:
     try:
         added, records = msgpack.unpackb(raw, unicode_errors="surrogatepass")
         segment = None if added is None else SegmentInfo.unpack(added, where)
         number = segment.number if segment else 0
-        return Frame(commit, seq, tuple([unpack(each, where, number, seq) for each in records]), segment, size)
+        opened = tuple([unpack(each, where, number, seq) for each in records])
+        return Frame(commit, seq, opened, segment, size, chain)
     except CorruptionError:
         raise
     except Exception as error:  # msgpack raises several kinds

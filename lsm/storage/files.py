@@ -7,7 +7,12 @@ Rules of this module:
   understands the bytes recognises it and replaces the file.
 - Whoever changes or removes a file that exists holds `flock` on it, and checks after locking that the path still
   leads to the file that is locked. Readers take no lock.
-- With `fsync`, an answer is given only once the disk has the data and every folder entry that leads to it.
+- With `fsync`, a write is answered only once the disk has the data and every folder entry that leads to it, by syncs
+  that succeeded *after* these were written, and that this process made: what another process has made (it may have been
+  killed before its sync) is synced by whoever builds on it, once. Folder entries that failed to be synced are synced
+  again. Data that failed to be synced is not: the system may have dropped it. The file is cut off before its last mark
+  (see `Append.mark`), so that whoever writes next writes it anew.
+- A file with more than one name (a copy made of hard links) is never appended to: it is replaced.
 - `tmp/` holds nothing but temporary files. What a crash leaves there is listed under the prefix `tmp/` only, for the
   collector, and may be removed with `Delete`. Names that start with a dot are nobody's.
 - What is new belongs to the owner and group of the root folder, and may be read and written by whom that folder's
@@ -15,12 +20,13 @@ Rules of this module:
   where the root itself is made. So a job of root's leaves what the application can use.
 - Linux and macOS, on a local file system: one with hard links, `flock` and timestamps finer than a second.
 
-**Tags.** A tag is (inode, length, birth). Inode and length alone would not do: a file system gives the number of a
-removed file to the next one, so that after two replacements the same number may stand for other bytes; and a torn
+**Tags.** A tag is (inode, length, birth, changed). Inode and length alone would not do: a file system gives the number
+of a removed file to the next one, so that after two replacements the same number may stand for other bytes; and a torn
 end that was cut off and written anew may come out at the same length. `birth` tells these apart: it is the time, in
 nanoseconds, at which this inode got its first content under this key, and it is kept as the file's *modification
-time*, which `Append` therefore puts back after it has written. What is equal in inode and birth and has grown was
-only appended to, which is what makes the answer `Appended` safe. The time of the last change is `ctime`.
+time*, which `Append` therefore puts back after it has written. `changed` is the inode's time of change (ctime), which
+nobody can set: it tells a file that somebody else has written over in place, modification time and all (`cp -a` of a
+backup). What is equal in inode and birth and has grown was most likely only appended to: that is what `Appended` says.
 """
 
 from __future__ import annotations
@@ -47,6 +53,7 @@ from lsm.steps import (
     Create,
     Delete,
     DeleteIf,
+    Ensure,
     Entry,
     FinishUpload,
     Found,
@@ -57,6 +64,7 @@ from lsm.steps import (
     OpenUpload,
     Page,
     PutIf,
+    Settled,
     Tag,
     Unchanged,
     Unlock,
@@ -68,6 +76,9 @@ PAGE = 1000
 
 TEMPORARY = "tmp"
 """The folder of temporary files, below the root."""
+
+_MOST_PLACES = 1 << 14
+"""Files and folders of which it is remembered that their places are durable; one that is forgotten costs a sync."""
 
 _KEY = re.compile(r"[^./\0][^/\0]*(/[^./\0][^/\0]*)*")
 
@@ -100,6 +111,7 @@ class FileTag(NamedTuple):
     inode: int
     length: int
     birth: int
+    changed: int = 0
 
 
 class _Upload:
@@ -148,6 +160,8 @@ class FileStorage:
     def __init__(self, folder: str | os.PathLike[str], *, fsync: bool = True) -> None:
         self._root = os.path.abspath(folder)
         self._fsync = fsync
+        self._placed: dict[str, tuple[int, int]] = {}
+        self._folders: dict[str, tuple[int, int]] = {}
         self.url = PurePosixPath(self._root).as_uri()
 
     def execute(self, request: Any) -> Any:
@@ -221,56 +235,79 @@ class FileStorage:
     # Whole files
 
     def _create(self, request: Create) -> Tag:
-        with self._temporary(request.body) as (temporary, tag):
+        with self._temporary(request.body) as (temporary, descriptor):
             try:
                 self._place(os.link, temporary, request.key)
             except FileExistsError:
+                self._ensure_place(
+                    request.key
+                )  # whoever is told that it exists may take it for its own, and build on it
                 raise self._conflict(request.key) from None
-            self._sync_folder_of(request.key)
-        return tag
+            os.unlink(temporary)
+            return self._note_placed(request.key, os.fstat(descriptor))
 
     def _put_if(self, request: PutIf) -> Tag:
         if request.tag is None:
             return self._create(Create(request.key, request.body))
         with (
-            self._temporary(request.body, request.key) as (temporary, tag),
+            self._temporary(request.body, request.key) as new,
             self._locked(request.key, request.tag, request.lock),
         ):
-            os.rename(temporary, self._path(request.key))
-            self._sync_folder_of(request.key)
-        return tag
+            return self._replace(request.key, *new)
+
+    def _replace(self, key: str, temporary: str, descriptor: int) -> Tag:
+        """Put a temporary file in the place of a file that is locked."""
+        self._place(os.rename, temporary, key)
+        return self._note_placed(key, os.fstat(descriptor))
 
     def _append(self, request: Append) -> Tag:
-        with self._locked(request.key, request.tag, request.lock) as (descriptor, stat):
-            try:
-                _write(descriptor, request.new, stat.st_size)
-                os.utime(descriptor, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-                self._sync(descriptor)
-            except BaseException:
-                # Cut off what was written, also where somebody was interrupted. A reader may have seen it, and the next
-                # append may come out at the same length: hence a new birth.
-                os.ftruncate(descriptor, stat.st_size)
+        with self._locked(request.key, request.tag, request.lock) as (descriptor, state):
+            if state.st_nlink > 1 or os.geteuid() not in (0, state.st_uid):  # only its owner can put the birth back
+                old = _read(descriptor, 0, state.st_size)
+                with self._temporary(old + request.new, request.key) as new:
+                    return self._replace(request.key, *new)
+            if self._fsync and self._placed.get(request.key) != _identity(state):
+                self._ensure_place(request.key, state)
+            self._append_to(descriptor, state, request.new, request.mark)
+            return _tag(os.fstat(descriptor))
+
+    def _append_to(self, descriptor: int, state: os.stat_result, new: bytes, mark: int) -> None:
+        at, size, suspect = len(new) - mark if self._fsync else len(new), state.st_size, False
+        try:
+            _write(descriptor, memoryview(new)[:at], size)
+            suspect = True
+            self._sync(descriptor)
+            suspect = False
+            if at < len(new):
+                _write(descriptor, memoryview(new)[at:], size + at)
+            os.utime(descriptor, ns=(state.st_atime_ns, state.st_mtime_ns))
+        except BaseException:
+            # Cut off what was written, also where somebody was interrupted. A reader may have seen it, and the next
+            # append may come out at the same length: hence a new birth. Where this fails, too, the mark is missing.
+            with suppress(OSError):
+                os.ftruncate(descriptor, size - (mark if suspect else 0))
                 _stamp(descriptor)
-                raise
-            return FileTag(stat.st_ino, stat.st_size + len(request.new), stat.st_mtime_ns)
+            raise
 
     def _delete(self, request: Delete) -> None:
-        folders = set()
+        by_folder: dict[str, list[str]] = {}
         for key in request.keys:
-            path = self._path(key)
-            with suppress(FileNotFoundError, Conflict), self._locked(key):
-                os.unlink(path)
-                folders.add(os.path.dirname(path))
-        for folder in folders:
-            self._sync_folder(folder)
+            by_folder.setdefault(os.path.dirname(self._path(key)), []).append(key)
+        for folder, keys in by_folder.items():
+            with suppress(FileNotFoundError), self._durably(folder):
+                for key in keys:
+                    with suppress(FileNotFoundError, Conflict), self._locked(key):
+                        os.unlink(self._path(key))
             self._remove_empty(folder)
 
     def _delete_if(self, request: DeleteIf) -> None:
-        path = self._path(request.key)
-        with self._locked(request.key, request.tag):
-            os.unlink(path)
-        self._sync_folder(os.path.dirname(path))
-        self._remove_empty(os.path.dirname(path))
+        folder, path = os.path.dirname(self._path(request.key)), self._path(request.key)
+        try:
+            with self._durably(folder), self._locked(request.key, request.tag):
+                os.unlink(path)
+        except FileNotFoundError:
+            raise self._conflict(request.key) from None
+        self._remove_empty(folder)
 
     # Locks
 
@@ -288,6 +325,88 @@ class FileStorage:
 
     def _unlock(self, request: Unlock) -> None:
         request.lock.release()
+
+    def _settled(self, request: Settled) -> bool:
+        path = self._path(request.key)
+        if request.lock is not None:
+            state = os.fstat(request.lock.descriptor)
+            return _tag(state) == request.tag and _leads_to(path, state)
+        try:
+            descriptor = os.open(path, _READ)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            state = os.fstat(descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+            return _tag(state) == request.tag and _leads_to(path, state)
+        except BlockingIOError:
+            return False
+        finally:
+            os.close(descriptor)
+
+    # What is durable
+
+    def _ensure(self, request: Ensure) -> None:
+        path = self._path(request.key)
+        try:
+            state = os.lstat(path)
+        except FileNotFoundError:
+            state = None
+        if (None if state is None else _tag(state)) != request.tag:
+            raise self._conflict(request.key)
+        if state is not None:
+            self._ensure_place(request.key, state)
+            return
+        folder = os.path.dirname(path)
+        while not os.path.isdir(folder):
+            folder = os.path.dirname(folder)
+        with self._durably(folder):
+            pass
+
+    def _ensure_place(self, key: str, state: os.stat_result | None = None) -> None:
+        """Have the disk know the entry of a file, be it another process's, and of the folders that lead to it."""
+        if not self._fsync or (state is not None and self._placed.get(key) == _identity(state)):
+            return
+        with self._durably(os.path.dirname(self._path(key))):
+            pass
+        if state is not None:
+            self._note_placed(key, state)
+
+    def _note_placed(self, key: str, state: os.stat_result) -> Tag:
+        """Remember that a file's place is durable."""
+        _remember(self._placed, key, _identity(state))
+        return _tag(state)
+
+    @contextmanager
+    def _durably(self, folder: str) -> Iterator[int]:
+        """An open folder in which something is changed meanwhile; then the disk knows its entries, and where it is."""
+        with self._watched(folder) as (descriptor, known):
+            yield descriptor
+            if self._fsync:
+                os.fsync(descriptor)
+                parent = os.path.dirname(folder)
+                if not known and parent != folder:
+                    # Above the root, there may be folders that are not ours to read.
+                    with (
+                        suppress(*(() if parent.startswith(self._root) else (PermissionError,))),
+                        self._durably(parent),
+                    ):
+                        pass
+                self._note_folder(folder, descriptor)
+
+    @contextmanager
+    def _watched(self, folder: str) -> Iterator[tuple[int, bool]]:
+        """An open folder, and whether the disk is known to know where it is. Who changes it goes on knowing that."""
+        with _open_folder(folder) as descriptor:
+            known = self._folders.get(folder) == _version(os.fstat(descriptor))
+            yield descriptor, known
+            if known:
+                self._note_folder(folder, descriptor)
+
+    def _note_folder(self, folder: str, descriptor: int) -> None:
+        """Remember that the disk knows where a folder is, in the state that it is in."""
+        _remember(self._folders, folder, _version(os.fstat(descriptor)))
 
     # Uploads
 
@@ -310,7 +429,6 @@ class FileStorage:
         except BaseException:
             self._abort_upload(AbortUpload(upload))
             raise
-        self._sync_folder_of(upload.key)
 
     def _abort_upload(self, request: AbortUpload) -> None:
         with suppress(OSError):
@@ -344,9 +462,9 @@ class FileStorage:
                 held.release()
 
     @contextmanager
-    def _temporary(self, body: bytes, replaced: str | None = None) -> Iterator[tuple[str, FileTag]]:
-        """A new file, whole and synced, to be put into its place meanwhile: that of the key `replaced`, if given. It is
-        locked, so that nobody's commit is appended to it before its place is durable, too."""
+    def _temporary(self, body: bytes, replaced: str | None = None) -> Iterator[tuple[str, int]]:
+        """A new file, whole, synced and open, to be put into its place meanwhile: that of the key `replaced`, if given.
+        It is locked, so that nobody's commit is appended to it before its place is durable, too."""
         path, descriptor = self._open_temporary(replaced)
         try:
             lock = _Lock(descriptor)
@@ -354,7 +472,7 @@ class FileStorage:
                 _write(descriptor, body, 0)
                 _stamp(descriptor)
                 self._sync(descriptor)
-                yield path, _tag(os.fstat(descriptor))
+                yield path, descriptor
             finally:
                 lock.release()
         finally:
@@ -385,61 +503,63 @@ class FileStorage:
             raise
         return path, descriptor
 
-    def _place(self, how: Callable[[str, str], None], temporary: str, key: str) -> None:
-        """Link or rename a temporary file to its key."""
-        path = self._path(key)
+    def _place(self, how: Callable[..., None], temporary: str, key: str) -> None:
+        """Link or rename a temporary file to its key, and have the disk know that."""
+        folder, name = os.path.split(self._path(key))
         for _ in range(10):
             try:
-                return how(temporary, path)
+                with self._durably(folder) as descriptor:
+                    how(temporary, name, dst_dir_fd=descriptor)
+                return
             except FileNotFoundError:
                 if not os.path.exists(temporary):
                     raise
-                self._make_folder(os.path.dirname(path))  # and again: somebody may just be removing empty folders
+                self._make_folder(folder)  # and again: somebody may just be removing empty folders
         raise Unavailable(f"{self.url}: the folder of {key} is removed as fast as it is made", key)
 
     def _make_folder(self, path: str) -> None:
         """Make the folder and those above it. It may be removed again at once: see `_place`."""
-        try:
-            self._mkdir(path)
-        except FileExistsError:
-            return
-        except FileNotFoundError:
-            self._make_folder(os.path.dirname(path))
-            with suppress(FileExistsError, FileNotFoundError):
-                self._mkdir(path)
-        self._sync_folder(os.path.dirname(path))
+        parent = os.path.dirname(path)
+        with suppress(FileExistsError):
+            try:
+                with self._durably(parent) as descriptor:
+                    self._mkdir(path, descriptor)
+            except FileNotFoundError:
+                self._make_folder(parent)
+                with suppress(FileNotFoundError), self._durably(parent) as descriptor:
+                    self._mkdir(path, descriptor)
+            with suppress(FileNotFoundError), _open_folder(path) as descriptor:
+                self._note_folder(path, descriptor)
 
-    def _mkdir(self, path: str) -> None:
-        """Make one folder: the root and those above it under the umask, those below the root like the root."""
+    def _mkdir(self, path: str, parent: int) -> None:
+        """Make one folder in an open one: the root and those above it under the umask, those below it like the root."""
+        name = os.path.basename(path)
         if not path.startswith(f"{self._root}/"):
-            os.mkdir(path)
+            os.mkdir(name, dir_fd=parent)
             return
         model = os.stat(self._root)
         mode = modes.S_IMODE(model.st_mode) | 0o700
-        above, name = os.path.split(path)
-        # Through descriptors, and no symbolic link: a job of root's must not be led to give away another folder.
-        parent = os.open(above, _FOLDER)
+        os.mkdir(name, mode, dir_fd=parent)
+        # No symbolic link is followed: a job of root's must not be led to give away another folder.
+        folder = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=parent)
         try:
-            os.mkdir(name, mode, dir_fd=parent)
-            folder = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=parent)
-            try:
-                _give(folder, model, mode)
-            except BaseException:
-                os.rmdir(name, dir_fd=parent)
-                raise
-            finally:
-                os.close(folder)
+            _give(folder, model, mode)
+        except BaseException:
+            os.rmdir(name, dir_fd=parent)
+            raise
         finally:
-            os.close(parent)
+            os.close(folder)
 
     def _remove_empty(self, folder: str) -> None:
         """Remove the folder and those above it, below the first level, as far as they are empty."""
         while os.path.dirname(os.path.dirname(folder)).startswith(self._root):
+            parent, name = os.path.split(folder)
             try:
-                os.rmdir(folder)
+                with self._watched(parent) as (descriptor, _):
+                    os.rmdir(name, dir_fd=descriptor)
             except OSError:
                 return
-            folder = os.path.dirname(folder)
+            folder = parent
 
     def _sync(self, descriptor: int) -> None:
         if not self._fsync:
@@ -448,21 +568,6 @@ class FileStorage:
             fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)  # fsync alone leaves it in the drive's cache there
         else:
             os.fdatasync(descriptor)
-
-    def _sync_folder_of(self, key: str) -> None:
-        self._sync_folder(os.path.dirname(self._path(key)))
-
-    def _sync_folder(self, path: str) -> None:
-        if not self._fsync:
-            return
-        try:
-            descriptor = os.open(path, _FOLDER)
-        except FileNotFoundError:
-            return  # removed meanwhile, as empty: there is no entry left in it to keep
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
     def _conflict(self, key: str) -> Conflict:
         return Conflict(f"{self.url}: {key} is not in the state that the write expects", key)
@@ -486,6 +591,8 @@ _ANSWERS: dict[type, Callable[[FileStorage, Any], Any]] = {
     DeleteIf: FileStorage._delete_if,
     Lock: FileStorage._lock,
     Unlock: FileStorage._unlock,
+    Ensure: FileStorage._ensure,
+    Settled: FileStorage._settled,
     List: FileStorage._list,
     OpenUpload: FileStorage._open_upload,
     UploadPart: FileStorage._upload_part,
@@ -495,7 +602,34 @@ _ANSWERS: dict[type, Callable[[FileStorage, Any], Any]] = {
 
 
 def _tag(stat: os.stat_result) -> FileTag:
-    return FileTag(stat.st_ino, stat.st_size, stat.st_mtime_ns)
+    return FileTag(stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+
+
+def _identity(stat: os.stat_result) -> tuple[int, int]:
+    """Which file this is, however it has grown."""
+    return stat.st_ino, stat.st_mtime_ns
+
+
+def _version(stat: os.stat_result) -> tuple[int, int]:
+    """Which folder this is, and in which state."""
+    return stat.st_ino, stat.st_ctime_ns
+
+
+def _remember(known: dict[str, tuple[int, int]], name: str, what: tuple[int, int]) -> None:
+    """Enter something into a table, from which the oldest entry goes where there are too many."""
+    known.pop(name, None)
+    known[name] = what
+    if len(known) > _MOST_PLACES:
+        known.pop(next(iter(known)), None)
+
+
+@contextmanager
+def _open_folder(path: str) -> Iterator[int]:
+    descriptor = os.open(path, _FOLDER)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def _grew(known: FileTag, now: FileTag) -> bool:
@@ -540,7 +674,7 @@ def _read(descriptor: int, start: int, end: int) -> bytes:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def _write(descriptor: int, body: bytes, offset: int) -> None:
+def _write(descriptor: int, body: bytes | memoryview, offset: int) -> None:
     view = memoryview(body)
     while view:
         written = os.pwrite(descriptor, view, offset)

@@ -56,10 +56,10 @@ def verify_thread(process: Process, thread: Thread, repair: bool = False) -> Ste
         except (CorruptionError, FormatVersionError) as error:
             report.problems.append(str(error))
             return report
-        report.torn = len(found.body) - view.size
-        if view.torn and repair:
+        report.torn = view.dropped
+        if view.loose and repair:
             try:
-                yield PutIf(thread.key, found.body[: view.size], found.tag)
+                yield PutIf(thread.key, b"".join(view.parts()), found.tag)
             except Conflict:
                 continue
             report.repaired = True
@@ -67,7 +67,7 @@ def verify_thread(process: Process, thread: Thread, repair: bool = False) -> Ste
             yield from _check(process, thread, view, listed, report)
         except SegmentGone as gone:
             again = yield Get(thread.key)
-            if again is None or again.body[: view.size] != found.body[: view.size]:
+            if again is None or not again.body.startswith(found.body[: len(found.body) - view.dropped]):
                 continue
             report.problems.append(str(missing(process, thread, gone.info)))
         return report

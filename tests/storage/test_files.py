@@ -113,7 +113,7 @@ def test_an_append_to_a_file_of_the_same_inode_and_length_conflicts(storage: Fil
 
 def test_an_append_that_did_not_fit_is_undone(storage: FileStorage, root: Path) -> None:
     tag = storage.execute(Create("a", b"x" * 1000))
-    storage.execute(Append("a", [], b"", tag))
+    tag = storage.execute(Append("a", [], b"", tag))
     with limit(resource.RLIMIT_FSIZE, 1500), pytest.raises(Refused, match="ulimit -f"):
         storage.execute(Append("a", [], b"y" * 1000, tag))
     assert (root / "a").read_bytes() == b"x" * 1000

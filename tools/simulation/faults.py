@@ -26,6 +26,7 @@ class Fault(Enum):
     REFUSED = "is refused"
     LATE = "is applied late"
     LATE_ANSWER = "is answered late"
+    SYNC = "can be seen, and its sync fails"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class Rates:
     refused: float = 0.0
     late: float = 0.0
     late_answer: float = 0.0
+    sync: float = 0.0
     crash: float = 0.0
     power: float = 0.0
     interrupt: float = 0.0
@@ -62,6 +64,7 @@ class Rates:
             (self.refused, Fault.REFUSED),
             (self.late, Fault.LATE),
             (self.late_answer, Fault.LATE_ANSWER),
+            (self.sync, Fault.SYNC),
         ):
             if chance < rate:
                 return _as_possible(fault, request, appends)
@@ -77,6 +80,7 @@ _HIGHEST = {
     "refused": 0.03,
     "late": 0.06,
     "late_answer": 0.06,
+    "sync": 0.1,
     "crash": 0.015,
     "power": 0.006,
     "interrupt": 0.04,
@@ -86,7 +90,7 @@ _HIGHEST = {
 def sample(appends: bool, random: Random) -> Rates:
     """Rates for one run."""
     rates = Rates(**{name: random.choice((0.0, highest * random.random())) for name, highest in _HIGHEST.items()})
-    return replace(rates, lost=0.0, throttled=0.0) if appends else replace(rates, power=0.0)
+    return replace(rates, lost=0.0, throttled=0.0) if appends else replace(rates, power=0.0, sync=0.0)
 
 
 def _as_possible(fault: Fault, request: object, appends: bool) -> Fault:

@@ -406,6 +406,9 @@ class _Empty:
     def __repr__(self) -> str:
         return "no value"
 
+    def __reduce__(self) -> str:
+        return "EMPTY"
+
 
 EMPTY = _Empty()
 """What a blob's cell holds where the channel had no value."""

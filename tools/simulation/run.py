@@ -7,6 +7,7 @@ Rules of this module:
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -19,6 +20,7 @@ from tools.simulation.faults import Rates
 from tools.simulation.ledger import Ledger
 from tools.simulation.oracle import Oracle
 from tools.simulation.scenario import Actor, Scenario
+from tools.simulation.store import Stored
 from tools.simulation.story import Story
 from tools.simulation.world import Caller, Interrupted, Node, Violation, World
 
@@ -64,6 +66,7 @@ class _Run:
         self.world = world
         self.oracle = Oracle(Ledger(), scenario.limits.grace)
         self.cast = Cast(scenario, world, self.oracle)
+        self._backup: tuple[dict[str, Stored], bytes] | None = None
         self.audit = Audit(world, self.cast, self.oracle, self._random("audit"))
         world.on_power_cut = self.oracle.power_cut
         world.random.seed(f"{scenario.seed} world")
@@ -96,6 +99,18 @@ class _Run:
             self._check(number)
         self._finish()
 
+    def _back_up(self, random: Random) -> None:
+        """Somebody may make a backup, or restore one under those who live on."""
+        world = self.world
+        if self._backup is not None and random.random() < 0.5:
+            world.story.tell(world.now, "operator", "RESTORES a backup")
+            objects, memory = self._backup
+            world.store.restore(objects)
+            vars(self.oracle).update(pickle.loads(memory))
+        elif self.scenario.backups:
+            world.story.tell(world.now, "operator", "makes a backup")
+            self._backup = world.store.backup(), pickle.dumps(vars(self.oracle))
+
     def _begin(self, actor: Actor) -> None:
         node = self.world.nodes[actor.node % len(self.world.nodes)]
         random = self._random(f"actor {actor.number}")
@@ -103,10 +118,14 @@ class _Run:
         Caller(node, self.cast.play(actor, node, random), name, random, _ended, exposed=True).start()
 
     def _check(self, number: int) -> None:
+        random = self._random(f"quiet {number}")
+        if self.scenario.rates.power and random.random() < 0.5:
+            self.world.cut_power()
         self.world.story.tell(self.world.now, "", "--- all is quiet: what is there? ---")
         self.oracle.ledger.settle(self.world.now)
         self.oracle.check_refusals()
         settle_copies(self.cast, self.oracle)
+        self._back_up(random)
         self._quietly(self.audit.by(self._newcomer(f"new{number}"), self.world.nodes))
 
     def _finish(self) -> None:

@@ -53,6 +53,7 @@ class Scenario:
         exclusive: Whether runs refuse to overlap.
         rates: Of faults.
         phases: Who acts; between phases all is quiet, and checked.
+        backups: Whether somebody makes backups between phases, and restores them.
     """
 
     seed: str
@@ -67,6 +68,7 @@ class Scenario:
     exclusive: bool
     rates: Rates
     phases: tuple[tuple[Actor, ...], ...]
+    backups: bool = False
 
 
 _ROLES = {
@@ -128,4 +130,5 @@ def make(seed: int | str) -> Scenario:
         exclusive,
         sample(appends, random),
         tuple(phases),
+        random.random() < 0.15,
     )

@@ -23,7 +23,21 @@ from typing import Any
 
 from lsm.engine import Engine
 from lsm.errors import Conflict, Refused, StorageError, Throttled, Unavailable
-from lsm.steps import All, Append, Delete, DeleteIf, Lock, Now, PutIf, Sleep, Unlock, Wait
+from lsm.steps import (
+    All,
+    Append,
+    Create,
+    Delete,
+    DeleteIf,
+    FinishUpload,
+    Lock,
+    Now,
+    PutIf,
+    Settled,
+    Sleep,
+    Unlock,
+    Wait,
+)
 from tools.simulation.faults import Fault, Rates
 from tools.simulation.store import Store
 from tools.simulation.story import Story, describe, short
@@ -280,10 +294,10 @@ class Flight:
         self.node.flights.pop(self, None)
         store, world, random = self.world.store, self.world, self.random
         if self._arrived:
-            if self._length and world.locked.get(self.request.key) is self:
-                world.free(world.locked, self.request.key)
-                if not torn:
-                    store.take_back(self.request.key, self._length)
+            if world.locked.get(self._key) is self:
+                world.free(world.locked, self._key)
+                if not torn and isinstance(self.request, Append):
+                    store.take_back(self.request, self._length)
             return
         chance = random.random()
         if not store.appends:
@@ -298,7 +312,13 @@ class Flight:
             return
         with suppress(StorageError):
             store.apply(self.request)
-            store.sync(getattr(self.request, "key", ""))
+            if isinstance(self.request, _SYNCED) and (not torn or random.random() < 0.5):
+                store.confirm(self.request)
+
+    @property
+    def _key(self) -> str:
+        handle = getattr(self.request, "handle", None)
+        return getattr(self.request, "key", "") if handle is None else handle.key
 
     def _arrive(self) -> None:
         world, request, fault, store = self.world, self.request, self.fault, self.world.store
@@ -310,7 +330,11 @@ class Flight:
         self._arrived = True
         value: Any = None
         error: StorageError | None = _REFUSALS[fault](str(fault.value)) if fault in _REFUSALS else None
-        if error is None:
+        found = store.objects.get(self._key)
+        self._length = len(found.body) if found is not None else 0
+        if isinstance(request, Settled) and world.waits(request):
+            value = False
+        elif error is None:
             try:
                 value = store.apply(request)
             except StorageError as raised:
@@ -325,19 +349,22 @@ class Flight:
             world.story.tell(
                 world.now, self.name, f"{describe(request)}: {type(error).__name__ if error else 'done'}{note}"
             )
-        if store.appends and error is None and isinstance(request, Append):
-            self._length = store.objects[request.key].synced
-            world.locked[request.key] = self
-            world.after(world.brief(self.random), self._synced, value)
+        if store.appends and error is None and isinstance(request, _SYNCED):
+            world.locked[self._key] = self
+            world.after(world.brief(self.random), self._synced)
         else:
             self._reply(value, error)
 
-    def _synced(self, value: Any) -> None:
-        if self.world.locked.get(self.request.key) is not self:
+    def _synced(self) -> None:
+        world, store = self.world, self.world.store
+        if world.locked.get(self._key) is not self:
             return
-        self.world.free(self.world.locked, self.request.key)
-        self.world.store.sync(self.request.key)
-        self._reply(value, None)
+        world.free(world.locked, self._key)
+        if self.fault is Fault.SYNC:
+            store.fail(self.request, self._length, self.random)
+            self._reply(None, Unavailable("input/output error"))
+            return
+        self._reply(store.confirm(self.request), None)
 
     def _reply(self, value: Any, error: StorageError | None) -> None:
         delay = self.world.brief(self.random)
@@ -360,7 +387,9 @@ class Held:
     caller: Caller
 
 
-_LOCKING = (Append, PutIf, Delete, DeleteIf)
+_LOCKING = (Append, PutIf, Create, Delete, DeleteIf)
+_SYNCED = (Append, PutIf, Create, DeleteIf, FinishUpload)
+"""What on files can be seen before it is durable."""
 _REFUSALS = {Fault.BEFORE: Unavailable, Fault.THROTTLED: Throttled, Fault.REFUSED: Refused}
 
 
