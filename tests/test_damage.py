@@ -29,7 +29,7 @@ from lsm.collect import collect
 from lsm.drive import run
 from lsm.engine import Engine
 from lsm.errors import CorruptionError, LSMError
-from lsm.format.manifest import unpack_frames, unpack_header
+from lsm.format.manifest import MARK_SIZE, unpack_frames, unpack_header
 from lsm.format.names import manifest_key, segments_prefix
 from lsm.storage import open_storage
 from tests.data import samples
@@ -201,7 +201,7 @@ def truncate_at_every_length(store: Store, step: int) -> None:
             path.write_bytes(sound[:length])
             right = [store.answers]
             if path == store.manifest:
-                whole = [size for size in store.before if size <= length]
+                whole = [size for size in store.before if size - MARK_SIZE <= length]  # only its mark is missing
                 right = [store.before[max(whole)]] if whole else []
             judge(store, f"{path.name} cut to {length} bytes", *right)
         path.write_bytes(sound)
@@ -220,7 +220,7 @@ def test_every_length(store: Store) -> None:
 
 
 def test_bytes_behind_the_end(store: Store) -> None:
-    """Zeros behind a manifest are a torn append; anything else is damage. Behind a segment nobody looks."""
+    """What follows the last mark of a manifest is a torn append, whatever it is. Behind a segment nobody looks."""
     for path, more in itertools.product(store.files, (b"\0" * 100, b"x", b"x" * 100)):
         sound = path.read_bytes()
         path.write_bytes(sound + more)
@@ -351,9 +351,9 @@ def test_no_warning_about_a_sound_manifest(store: Store, caplog: pytest.LogCaptu
 
 
 def test_a_writer_does_not_replace_what_is_damaged(store: Store) -> None:
-    """A flipped byte in the last commit is no torn append: the manifest stays as it is, for whoever can mend it."""
+    """A flipped byte in a confirmed commit is no torn append: the manifest stays as it is, for whoever can mend it."""
     body = bytearray(store.manifest.read_bytes())
-    body[-1] ^= 1
+    body[-1 - MARK_SIZE] ^= 1
     store.manifest.write_bytes(body)
     with store.open() as saver, pytest.raises(CorruptionError, match="manifests/"):
         put(saver, at(MAIN), {"count": 99})
@@ -386,7 +386,7 @@ def test_an_object_never_ends_within_a_commit() -> None:
     key = manifest_key(samples.THREAD)
     body = objects[key]
     header, end = unpack_header(body, key)
-    frames, _ = unpack_frames(body, end, header.seq, header.incarnation, False, key)
+    frames = unpack_frames(body, end, header.seq, header.incarnation, header.chain, False, key).frames
     whole = {end, *itertools.accumulate((frame.size for frame in frames), initial=end)}
     for length in set(range(len(body))) - whole:
         with pytest.raises(CorruptionError, match="manifests/"):

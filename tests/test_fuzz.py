@@ -31,7 +31,7 @@ from hypothesis import strategies as st
 from lsm.errors import CorruptionError, FormatVersionError, LSMError
 from lsm.format import patch
 from lsm.format.envelope import COMPRESSIONS, META, OVERHEAD, seal, unseal
-from lsm.format.manifest import Header, pack_header, unpack_frames, unpack_header
+from lsm.format.manifest import MARK_SIZE, Header, chain_of, pack_header, unpack_frames, unpack_header
 from lsm.format.names import manifest_key, segment_key, thread_id_of, thread_name
 from lsm.format.records import Checkpoint, unpack, unpack_payload, unpack_pieces, unpack_writes, version_key
 from lsm.format.segment import SegmentInfo, SegmentWriter, above, open_footer, open_run, rows_of
@@ -42,7 +42,7 @@ CORPUS = Path(__file__).parent / "data" / "corpus"
 OBJECTS = samples.make_store()
 MANIFEST = OBJECTS[manifest_key(samples.THREAD)]
 HEADER, HEADER_END = unpack_header(MANIFEST, "sample")
-FRAMES, _ = unpack_frames(MANIFEST, HEADER_END, HEADER.seq, HEADER.incarnation, False, "sample")
+FRAMES = unpack_frames(MANIFEST, HEADER_END, HEADER.seq, HEADER.incarnation, HEADER.chain, False, "sample").frames
 NUMBER, INFO = next((at, info) for at, info in enumerate(HEADER.segments) if not info.values)
 SEGMENT = OBJECTS[segment_key(samples.THREAD, INFO.ulid)]
 RUNS = [
@@ -105,8 +105,8 @@ def _pieces(data: bytes) -> list[bytes]:
 TARGETS: dict[str, Callable[[bytes], object]] = {
     "envelope": lambda data: unseal(data, b"context", "object"),
     "footer": lambda data: _use_info(open_footer(data, "object")),
-    "frames": lambda data: unpack_frames(data, 0, 7, b"incarna.", False, "object"),
-    "frames_torn": lambda data: unpack_frames(data, 0, 7, b"incarna.", True, "object"),
+    "frames": lambda data: unpack_frames(data, 0, 7, b"incarna.", 0, False, "object"),
+    "frames_torn": lambda data: unpack_frames(data, 0, 7, b"incarna.", 0, True, "object"),
     "header": _use_header,
     "info": lambda data: _use_info(SegmentInfo.unpack(data, "object")),
     "payload": lambda data: unpack_payload(data, "object"),
@@ -220,14 +220,14 @@ def manifest_of(body: bytes, frames: bytes = b"") -> bytes:
     """A manifest around the body of a header."""
     sealed = seal(body, "none", HEADER.incarnation)
     prelude = struct.pack("<6sHI8s", b"lsmman", 1, len(sealed), HEADER.incarnation)
-    return prelude + struct.pack("<I", zlib.crc32(prelude)) + sealed + frames
+    return prelude + struct.pack("<I", zlib.crc32(prelude)) + sealed + HEADER.incarnation + frames
 
 
-def frame_of(body: bytes, seq: int, incarnation: bytes = HEADER.incarnation) -> bytes:
+def frame_of(body: bytes, seq: int, incarnation: bytes = HEADER.incarnation, chain: int = 0) -> bytes:
     """A frame around its body."""
     sealed = seal(body, "none", incarnation + seq.to_bytes(8, "little"))
     head = struct.pack("<I8sQQ", len(sealed), b"writer..", 1, seq)
-    return head + struct.pack("<I", zlib.crc32(head, zlib.crc32(incarnation))) + sealed
+    return head + struct.pack("<I", zlib.crc32(head, zlib.crc32(incarnation, chain))) + sealed + incarnation
 
 
 def run_of(body: bytes, info: SegmentInfo = INFO) -> bytes:
@@ -244,11 +244,11 @@ def footer_of(body: bytes) -> bytes:
 
 HEADER_FIELDS = [field.name for field in fields_of(Header) if field.name != "incarnation"]
 INFO_FIELDS = [field.name for field in fields_of(SegmentInfo)]
-HEADER_BODY = unseal(pack_header(HEADER, "none")[24:], HEADER.incarnation, "sample")
+HEADER_BODY = unseal(pack_header(HEADER, "none")[24:-8], HEADER.incarnation, "sample")
 _at = HEADER_END
 FRAME_BODIES = []
 for _frame in FRAMES:
-    _sealed = MANIFEST[_at + 32 : _at + _frame.size]
+    _sealed = MANIFEST[_at + 32 : _at + _frame.size - MARK_SIZE]
     FRAME_BODIES.append(unseal(_sealed, HEADER.incarnation + _frame.seq.to_bytes(8, "little"), "sample"))
     _at += _frame.size
 PAGE_BODIES = [unseal(run[4:], INFO.context, "sample") for run in RUNS]
@@ -300,8 +300,11 @@ def test_a_store_whose_header_is_bent(data: st.DataObject) -> None:
 def test_a_store_whose_frames_are_bent(data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(FRAMES) - 1))
     bodies = [*FRAME_BODIES[:at], data.draw(bent([FRAME_BODIES[at]])), *FRAME_BODIES[at + 1 :]]
-    frames = [frame_of(body, frame.seq) for body, frame in zip(bodies, FRAMES, strict=True)]
-    _read(with_manifest(MANIFEST[:HEADER_END] + b"".join(frames)))
+    manifest, chain = MANIFEST[:HEADER_END], HEADER.chain
+    for body, frame in zip(bodies, FRAMES, strict=True):
+        raw = frame_of(body, frame.seq, chain=chain)
+        manifest, chain = manifest + raw, chain_of(raw)
+    _read(with_manifest(manifest))
 
 
 @bending
@@ -408,8 +411,8 @@ def test_a_length_that_claims_to_be_huge() -> None:
     frame = huge + struct.pack("<I", zlib.crc32(huge, zlib.crc32(b"incarna.")))
     with memory_of_at_most(1 << 20):
         with pytest.raises(CorruptionError):
-            unpack_frames(frame, 0, 7, b"incarna.", False, "object")
-        assert unpack_frames(frame, 0, 7, b"incarna.", True, "object") == ([], 0)
+            unpack_frames(frame, 0, 7, b"incarna.", 0, False, "object")
+        assert unpack_frames(frame, 0, 7, b"incarna.", 0, True, "object")[:2] == ([], 0)
         with pytest.raises(CorruptionError):
             open_run(struct.pack("<I", 2**32 - 1) + b"xxxx", INFO, "object")
         with pytest.raises(CorruptionError):

@@ -72,12 +72,13 @@ def test_manifests_are_packed_as_they_were(thread_id: str) -> None:
     body = load("none")[manifest_key(thread_id)]
     header, end = unpack_header(body, "golden")
     assert pack_header(header, "none") == body[:end]
-    frames, whole = unpack_frames(body, end, header.seq, header.incarnation, False, "golden")
-    assert whole == len(body)
-    assert len(frames) > 1
-    for frame in frames:
+    found, chain = unpack_frames(body, end, header.seq, header.incarnation, header.chain, False, "golden"), header.chain
+    assert (found.end, found.marked) == (len(body), True)
+    assert len(found.frames) > 1
+    for frame in found.frames:
         records = [_in_own_terms(record, frame) for record in frame.records]
-        made = pack_frame(frame.commit, frame.seq, records, frame.segment, header.incarnation, "none")
+        made = pack_frame(frame.commit, frame.seq, records, frame.segment, header.incarnation, "none", chain)
+        chain = frame.chain
         assert made == body[end : end + frame.size]
         end += frame.size
 
@@ -122,10 +123,11 @@ def test_the_example_in_the_documentation() -> None:
     [block] = re.findall(r"```hex\n(.*?)```", FORMAT.read_text(), re.DOTALL)
     body = bytes.fromhex("".join(re.sub(r"#.*", "", line) for line in block.splitlines()))
     header, end = unpack_header(body, "docs")
-    [frame], whole = unpack_frames(body, end, header.seq, header.incarnation, False, "docs")
-    assert whole == len(body)
+    found = unpack_frames(body, end, header.seq, header.incarnation, header.chain, False, "docs")
+    assert (found.end, found.marked) == (len(body), True)
+    [frame] = found.frames
     assert (header.thread_id, header.seq, header.segments) == ("t", 0, ())
     [writes] = frame.records
     described: Any = (frame.commit, frame.seq, writes.namespace, writes.id, writes.entries)
     assert described == ((b"writer01", 1), 1, "", "c1", ((0, "ch"),))
-    assert unseal(body[24:end], header.incarnation, "docs").startswith(b"\x9d\xa1t\0\2")
+    assert unseal(body[24 : end - 8], header.incarnation, "docs").startswith(b"\x9d\xa1t\0\2")

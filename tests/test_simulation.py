@@ -161,8 +161,8 @@ FAULTS = [
     Fault(
         "a cached manifest is not revalidated",
         "lsm.process:refresh",
-        "    if view is None:\n",
-        "    if view is not None:\n        return view\n    if view is None:\n",
+        "        if view is None:\n",
+        "        if view is not None:\n            return view\n        if view is None:\n",
         "is lost|the latest of|is missing in a listing",
         quick=True,
     ),
@@ -185,7 +185,7 @@ FAULTS = [
     Fault(
         "a torn end is not cut off",
         "lsm.commit:_send",
-        "view.tag is None or view.torn",
+        "view.tag is None or view.loose",
         "view.tag is None",
         "is lost|CorruptionError",
     ),

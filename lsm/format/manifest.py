@@ -203,6 +203,8 @@ def unpack_header(data: bytes, where: str) -> tuple[Header, int]:
         raise
     except Exception as error:  # msgpack raises several kinds
         raise CorruptionError(f"{where}: the header is not well formed ({error})") from error
+    if not all(isinstance(record.value, Place) for record in header.carried):
+        raise CorruptionError(f"{where}: the header carries a value that no segment has")
     if data[end : end + MARK_SIZE] != incarnation[: len(data) - end]:
         raise CorruptionError(f"{where}: the end of the header is damaged; restore it from a backup")
     return header, end + MARK_SIZE
@@ -312,6 +314,8 @@ def _open_body(raw: bytes, commit: CommitId, seq: int, size: int, chain: int, wh
         segment = None if added is None else SegmentInfo.unpack(added, where)
         number = segment.number if segment else 0
         opened = tuple([unpack(each, where, number, seq) for each in records])
+        if any(record.seq != seq for record in opened):
+            raise TypeError("a record is another commit's")
         return Frame(commit, seq, opened, segment, size, chain)
     except CorruptionError:
         raise

@@ -4,8 +4,8 @@ Rules of this module:
 
 - It answers as the real storages do (`lsm.storage`), at once and without failing by itself; delays and failures are the
   world's.
-- An object store's tags never come twice. A file's tag is (generation, length, changed): appending keeps the generation,
-  as it keeps the inode, and so does a backup that is restored in place.
+- An object store's tags never come twice. A file's tag is (generation, length, changed): an append keeps the
+  generation, as it keeps the inode, and so does a backup that is restored in place.
 - A file has a part that the disk has for sure, and beyond it what was appended and is not synced yet. What a failed
   sync dropped, the disk never gets, however often the file is synced after that.
 - A folder entry (which file lies under a key, if any) is apart from data: it is changed first, and the disk knows it
