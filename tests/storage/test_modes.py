@@ -190,6 +190,18 @@ def test_a_file_keeps_its_mode_when_it_is_replaced(folder: Path) -> None:
     assert [stat.S_IMODE(path.stat().st_mode) for path in replaced] == [0o600, 0o600]
 
 
+def test_a_file_keeps_its_mode_when_an_append_replaces_it(folder: Path) -> None:
+    root = folder / "store"
+    fill(root)
+    manifest = root / manifest_key("thread")
+    manifest.chmod(0o600)
+    os.link(manifest, folder / "copy")
+    with LSMSaver.from_conn_string(root.as_uri(), compaction="off", fsync=False) as saver:
+        chain(saver, "thread", [{"value": 10}])
+    assert manifest.stat().st_ino != (folder / "copy").stat().st_ino
+    assert stat.S_IMODE(manifest.stat().st_mode) == 0o600
+
+
 @as_root
 def test_a_file_keeps_its_owner_when_it_is_replaced(folder: Path) -> None:
     root = folder / "store"
@@ -212,6 +224,20 @@ def test_a_read_only_root_makes_nothing_that_its_owner_cannot_write(folder: Path
     storage.execute(FinishUpload(upload))
     assert stat.S_IMODE((root / "m/00/b").stat().st_mode) == 0o600
     assert stat.S_IMODE((root / "m/00").stat().st_mode) == 0o700
+
+
+@as_root
+def test_two_users_of_a_group_write_one_thread(folder: Path) -> None:
+    root = folder / "store"
+    root.mkdir()
+    os.chown(root, OWNER, GROUP)
+    root.chmod(0o2770)
+    as_user(OWNER, GROUP, lambda: fill(root))
+    as_user(OTHER, GROUP, lambda: go_on(root))
+    as_user(OWNER, GROUP, lambda: go_on(root))
+    assert {each.st_gid for each in everything(root).values()} == {GROUP}
+    assert {each.st_uid for each in everything(root).values()} == {OWNER, OTHER}
+    assert modes(root) == {"folders": {0o2770}, "files": {0o660}}
 
 
 @as_root
