@@ -19,8 +19,19 @@ from lsm.compact import all_logs, compact, copy, delete_runs, due, keep, prune
 from lsm.errors import Conflict, IncompleteWritesError, LSMError, Throttled, Unavailable
 from lsm.find import Item, Scan, Terms, by_id, latest
 from lsm.format.envelope import Compression
-from lsm.format.names import is_for, segments_prefix
-from lsm.format.records import Checkpoint, Typed, Version, Writes, pack_payload, pack_writes
+from lsm.format.names import check_thread_id, is_for, segments_prefix
+from lsm.format.records import (
+    Checkpoint,
+    Typed,
+    Version,
+    Writes,
+    check,
+    check_put,
+    check_typed,
+    pack_payload,
+    pack_writes,
+    runs_of,
+)
 from lsm.frame import Change, Nothing, Put, PutWrites
 from lsm.history import ChannelHistory, history
 from lsm.limits import FILES, OBJECTS, Limits
@@ -130,7 +141,12 @@ class Engine:
         Raises:
             ConcurrentRunError: If concurrent runs are refused and another has moved the thread on.
             IncompleteWritesError: If writes of the parent failed in this process and the thread was not read since.
+            TypeError: If a part is of a type that no record may have.
+            ValueError: If a part is out of range, or too large.
         """
+        check_thread_id(thread_id)
+        for typed in (checkpoint, metadata):
+            check_typed(typed)
         if any(failed[:2] == (namespace, parent) for failed in self.process.failed.get(thread_id, ())):
             raise IncompleteWritesError(
                 f"thread {thread_id!r}, namespace {namespace!r}: writes of checkpoint {parent!r} could not be stored, "
@@ -149,6 +165,7 @@ class Engine:
             None if deltas is None else tuple(deltas),
             pack_payload(checkpoint, metadata),
         )
+        check_put(record, values)
         exclusive = self._exclusive and not intended and (thread_id, namespace, parent) not in self.process.addressed
         yield from self._commit(thread_id, Put(record, values, exclusive))
 
@@ -170,11 +187,19 @@ class Engine:
             task_id: The task.
             task_path: Its path.
             writes: (index, channel, value) of each.
+
+        Raises:
+            TypeError: If a part is of a type that no record may have.
+            ValueError: If a part is out of range, or too large.
         """
+        check_thread_id(thread_id)
+        for _, _, typed in writes:
+            check_typed(typed)
         now = yield Now()
         value = pack_writes(typed for _, _, typed in writes)
-        entries = tuple((index, channel) for index, channel, _ in writes)
-        record = Writes(namespace, id_, task_id, task_path, int(now * 1000), entries, value)
+        runs = runs_of((index, channel) for index, channel, _ in writes)
+        record = Writes(namespace, id_, task_id, task_path, int(now * 1000), runs, value)
+        check(record)
         failed = self.process.failed
         try:
             yield from self._commit(thread_id, PutWrites(record))
@@ -342,7 +367,8 @@ class Engine:
         return delete_runs(self.process, terms, doomed)
 
     def copy(self, source_id: str, target_id: str) -> Steps[None]:
-        """Copy a thread to another."""
+        """Copy a thread to another. Raises `ValueError` if that cannot be a thread's id."""
+        check_thread_id(target_id)
         return copy(self.process, self.process.thread(source_id), self.process.thread(target_id))
 
     # Housekeeping.

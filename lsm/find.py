@@ -79,8 +79,8 @@ class Gathering:
         """A checkpoint, be it hidden, with its writes in order of commit."""
         item = self.items.get(key)
         if item is not None:
-            known = {(each.seq, each.task_id, each.entries) for each in self._writes.get(key, ())}
-            at_hand = [each for each in self.view.writes(*key) if (each.seq, each.task_id, each.entries) not in known]
+            known = {(each.seq, each.task_id, each.runs) for each in self._writes.get(key, ())}
+            at_hand = [each for each in self.view.writes(*key) if (each.seq, each.task_id, each.runs) not in known]
             item.writes = sorted([*self._writes.get(key, ()), *at_hand], key=lambda each: each.seq)
         return item
 

@@ -110,7 +110,7 @@ def stub_size(record: Record) -> int:
         names = sum(len(channel) + len(str(version)) + 8 for channel, version in record.versions.items())
         size = names + len(record.namespace) + len(record.id) + len(record.terms) + 100
     elif isinstance(record, Writes):
-        names = sum(len(channel) + 8 for _, channel in record.entries)
+        names = sum(len(channel) + 8 for _, _, channel in record.runs)
         size = names + len(record.namespace) + len(record.id) + len(record.task_id) + len(record.task_path) + 50
     else:
         size = len(record.namespace) + len(record.channel) + 100
@@ -399,7 +399,7 @@ class _Draft:
         loans: list[tuple[Range, Any]] = []
         gaps = [(0, len(data))]
         for writes, lent in lenders:
-            if not any(channel == blob.channel for _, channel in writes.entries):
+            if not any(channel == blob.channel for _, _, channel in writes.runs):
                 continue
             for gap in [each for each in gaps if each[1] - each[0] > least]:
                 low, high = gap

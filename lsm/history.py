@@ -68,7 +68,7 @@ def history(
         seeds: list[BlobKey] = []
         for channel, found in walks.items():
             calls = [call for item in found.chain for call in item.writes]
-            wanted = [call.value for call in calls if any(name == channel for _, name in call.entries)]
+            wanted = [call.value for call in calls if any(name == channel for _, _, name in call.runs)]
             places += [value for value in wanted if isinstance(value, Place)]
             if found.seed is not None:
                 seeds.append((namespace, channel, version_key(found.seed.versions[channel])))

@@ -125,22 +125,21 @@ def settled(materials: Materials, calls: Sequence[Writes], channels: Iterable[st
         calls: The calls that stored them, in order of commit.
         channels: Only writes to these.
     """
-    winners: dict[tuple[str, int], tuple[Writes, int]] = {}
+    winners: dict[tuple[str, int], tuple[Writes, int, str]] = {}
     for call in calls:
-        for position, (index, _) in enumerate(call.entries):
+        for position, (index, channel) in enumerate(call.entries):
             key = call.task_id, index
             if index < 0 or key not in winners:
-                winners[key] = call, position
+                winners[key] = call, position, channel
     ordered = sorted(winners.items(), key=lambda each: (each[1][0].task_path, *each[0]))
     values: dict[int, list[Typed]] = {}
     pending = []
-    for (task_id, index), (call, position) in ordered:
-        channel = call.entries[position][1]
+    for (task_id, index), (call, position, channel) in ordered:
         if channels is not None and channel not in channels:
             continue
         if id(call) not in values:
             values[id(call)] = unpack_writes(materials.value(call.value), materials.where(call.value))
-            if len(values[id(call)]) != len(call.entries):
+            if len(values[id(call)]) != call.count:
                 raise CorruptionError(f"{materials.where(call.value)}: writes and their values differ in number")
         pending.append(PendingWrite(task_id, channel, values[id(call)][position], call.task_path, index))
     return pending

@@ -36,6 +36,7 @@ from lsm.format.records import (
     Writes,
     pack_whole,
     pack_writes,
+    runs_of,
     unpack_writes,
     version_key,
 )
@@ -302,7 +303,8 @@ class _Copy:
                 hidden_last = channels is not None or bool(checkpoint.flags & HIDDEN)
             for each, entries in _winners(writes):
                 if channels is not None:
-                    entries = [position for position in entries if each.entries[position][1] in channels]
+                    names = [channel for _, channel in each.entries]
+                    entries = [position for position in entries if names[position] in channels]
                 if checkpoint is None and self._plan.whole and self._is_abandoned(each):
                     continue
                 if entries:
@@ -343,7 +345,7 @@ class _Copy:
         self._add(replace(made, value=value, seq=self._seq(checkpoint)))
 
     def _copy_writes(self, writes: Writes, positions: list[int], early: bool) -> Steps[None]:
-        if len(positions) == len(writes.entries):
+        if len(positions) == writes.count:
             value = yield from self._moved(writes)
             self._add(replace(writes, value=value, seq=self._seq(writes)), early)
             return
@@ -351,9 +353,9 @@ class _Copy:
         data = yield from self._windows.value(writes.value)
         values = unpack_writes(data, self._thread.key)
         packed = pack_writes(values[position] for position in positions)
-        entries = tuple(writes.entries[position] for position in positions)
+        entries = writes.entries
         slot = self._store(Writes, packed)
-        made: Any = replace(writes, entries=entries, seq=self._seq(writes))
+        made: Any = replace(writes, runs=runs_of(entries[position] for position in positions), seq=self._seq(writes))
         made.value = slot
         self._add(made, early)
 

@@ -64,7 +64,7 @@ def survey(
     while (found := (yield from rows.group())) is not None:
         checkpoint = newest(found[1])
         if checkpoint is not None:
-            written = {channel for each in found[1] if isinstance(each, Writes) for _, channel in each.entries}
+            written = {channel for each in found[1] if isinstance(each, Writes) for _, _, channel in each.runs}
             nodes[checkpoint.id] = _node(checkpoint, frozenset(written), bases)
     live = set(rule(namespace, nodes))
     ancestors = needed(nodes, live)

@@ -20,6 +20,27 @@ SWEEPS = "sweep/"
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-_")
 _LONGEST = 120
 _DIGEST = "=="
+MOST_THREAD_ID = 4096
+"""No thread id is longer, in characters."""
+
+
+def check_thread_id(thread_id: str) -> None:
+    """See that a text can be a thread's id.
+
+    Raises:
+        TypeError: If it is no `str`.
+        ValueError: If it is empty, or longer than the header of a manifest has room for.
+
+    Example:
+        >>> check_thread_id("x" * 5000)
+        Traceback (most recent call last):
+        ...
+        ValueError: a thread id has at most 4,096 characters, this one has 5,000
+    """
+    if type(thread_id) is not str:
+        raise TypeError(f"a thread id must be a str, not {type(thread_id).__name__}")
+    if not 0 < len(thread_id) <= MOST_THREAD_ID:
+        raise ValueError(f"a thread id has at most {MOST_THREAD_ID:,} characters, this one has {len(thread_id):,}")
 
 
 @lru_cache(256)

@@ -8,12 +8,14 @@ Rules of this module:
 - `seq` is the number of the commit that made a record. Of two records with one key the higher `seq` is the newer.
 - A record in a segment refers to its own segment as segment 0, to its companion (a segment of large values that was
   made with it) as segment 1, and counts `seq` from the segment's base.
-- Nothing is unpacked that is not of the expected type: what comes from storage is data.
+- One schema for both directions: `check` says what a record may consist of. A writer asks it before anything is queued,
+  and nothing is unpacked that does not pass it: what is accepted can be read, and what comes from storage is data.
+- The entries of writes are kept as *runs*, so that thousands of writes to one channel are one run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -26,6 +28,17 @@ from lsm.format.packing import packb
 Version = patch.Version
 Typed = tuple[str, bytes]
 """What a serialiser makes: the name of an encoding, and bytes."""
+
+MOST_NAMES = 4 << 20
+"""The names in one call have no more characters, so that its record fits a page of an index whatever else that has."""
+MOST_CHANNELS = 1 << 15
+"""No checkpoint has more channels, for the same reason: each may have places of some 1,300 bytes."""
+MOST_WRITES = 1 << 20
+"""No call stores more writes."""
+MOST_VALUE = (1 << 32) - (1 << 20)
+"""No value is larger, in bytes, before patches: a block and MessagePack hold 4 GiB, less what is said beside it."""
+_LEAST_WRITE = 3  # the bytes that a write takes among the values of its call, at least
+_LOWEST, _HIGHEST = -(1 << 63), (1 << 64) - 1  # what MessagePack has integers for
 
 HIDDEN = 1
 """Kept only for its descendants' sake: walked, but neither listed nor loaded."""
@@ -126,12 +139,16 @@ class Checkpoint:
     seq: int = 0
 
 
+Run = tuple[int, int, str]
+"""Writes in a row: the index of the first, their number, and the channel of all."""
+
+
 @dataclass(slots=True, eq=False)
 class Writes:
     """The writes of one task, as one call stored them.
 
     Attributes:
-        entries: (index, channel) of each; negative indices are LangGraph's special writes.
+        runs: Its entries, in order, as `runs_of` makes them; negative indices are LangGraph's special writes.
     """
 
     namespace: str
@@ -139,9 +156,41 @@ class Writes:
     task_id: str
     task_path: str
     time: int
-    entries: tuple[tuple[int, str], ...]
+    runs: tuple[Run, ...]
     value: Value
     seq: int = 0
+
+    @property
+    def count(self) -> int:
+        """How many entries it has."""
+        return sum([run[1] for run in self.runs])
+
+    @property
+    def entries(self) -> list[tuple[int, str]]:
+        """The (index, channel) of each write."""
+        return [(index, channel) for first, count, channel in self.runs for index in range(first, first + count)]
+
+
+def runs_of(entries: Iterable[tuple[int, str]]) -> tuple[Run, ...]:
+    """The runs of (index, channel) pairs.
+
+    Example:
+        >>> runs_of([(0, "a"), (1, "a"), (2, "b"), (-1, "__error__")])
+        ((0, 2, 'a'), (2, 1, 'b'), (-1, 1, '__error__'))
+    """
+    runs: list[Run] = []
+    first = count = 0
+    last: str | None = None
+    for index, channel in entries:
+        if channel == last and index == first + count:
+            count += 1
+            continue
+        if last is not None:
+            runs.append((first, count, last))
+        first, count, last = index, 1, channel
+    if last is not None:
+        runs.append((first, count, last))
+    return tuple(runs)
 
 
 Record = Checkpoint | Writes | Blob
@@ -159,6 +208,140 @@ def version_key(version: Version) -> str:
     if isinstance(version, float) and not version.is_integer():  # infinities and NaN are no integers either
         return f"n{version!r}"
     return f"n{int(version)}"
+
+
+# The schema.
+
+
+def check(record: Record) -> None:
+    """See that a record consists of what it may consist of.
+
+    Raises:
+        TypeError: If a part is of another type.
+        ValueError: If a part is out of range, or the record too large.
+
+    Example:
+        >>> check(Blob("", "count", 1 << 64, b""))
+        Traceback (most recent call last):
+        ...
+        ValueError: channel 'count' has version 18446744073709551616: an integer version lies from -2**63 to 2**64 - 1
+    """
+    if isinstance(record, Checkpoint):
+        _check_checkpoint(record)
+    elif isinstance(record, Writes):
+        _check_writes(record)
+    else:
+        check_names(namespace=record.namespace, channel=record.channel)
+        _check_version(record.channel, record.version)
+        if record.extends is not None:
+            _check_version(record.channel, record.extends)
+    check_value(record.value)
+
+
+def _check_checkpoint(checkpoint: Checkpoint) -> None:
+    size = check_names(namespace=checkpoint.namespace, id=checkpoint.id)
+    if checkpoint.parent is not None:
+        size += check_names(parent=checkpoint.parent)
+    if checkpoint.root is not None:
+        size += check_names(root=checkpoint.root)
+    for channel in checkpoint.deltas or ():
+        size += check_names(channel=channel)
+    for channel, version in checkpoint.versions.items():
+        size += check_names(channel=channel) + _check_version(channel, version)
+    if type(checkpoint.terms) is not bytes:
+        raise TypeError(f"terms must be bytes, not {type(checkpoint.terms).__name__}")
+    _check_number("the time", checkpoint.time)
+    _check_number("flags", checkpoint.flags)
+    _check_size(size + len(checkpoint.terms))
+    if len(checkpoint.versions) > MOST_CHANNELS:
+        raise ValueError(f"a checkpoint has {len(checkpoint.versions):,} channels, {MOST_CHANNELS:,} is the most")
+
+
+def _check_writes(writes: Writes) -> None:
+    size = check_names(namespace=writes.namespace, id=writes.id, task_id=writes.task_id, task_path=writes.task_path)
+    _check_number("the time", writes.time)
+    for first, count, channel in writes.runs:
+        size += check_names(channel=channel)
+        _check_number("an index", first)
+        if _check_number("a count", count) < 1:
+            raise ValueError(f"a run has {count} writes")
+    _check_size(size)
+    if writes.count > MOST_WRITES:
+        raise ValueError(f"one call has {writes.count:,} writes, {MOST_WRITES:,} is the most")
+    length = check_value(writes.value)
+    if writes.count * _LEAST_WRITE > length:
+        raise ValueError(f"{writes.count:,} writes do not fit into the {length:,} bytes of their values")
+
+
+def check_put(checkpoint: Checkpoint, values: Mapping[str, tuple[Version, Typed | None]]) -> None:
+    """See that a checkpoint and the new values of channels make records. Raises what `check` raises."""
+    check(checkpoint)
+    size = 0
+    for channel, (version, typed) in values.items():
+        size += check_names(channel=channel) + _check_version(channel, version)
+        if typed is not None:
+            check_typed(typed)
+    _check_size(size)
+
+
+def check_names(**names: Any) -> int:
+    """See that names are text. Returns how long they are together. Raises what `check` raises."""
+    size = 0
+    for name, text in names.items():
+        if type(text) is not str:
+            raise TypeError(f"{name} must be a str, not {type(text).__name__}: {text!r:.80}")
+        size += len(text)
+    return size
+
+
+def _check_size(size: int) -> None:
+    if size > MOST_NAMES:
+        raise ValueError(f"the names in one call have {size:,} characters, {MOST_NAMES:,} is the most")
+
+
+def _check_number(name: str, number: Any) -> int:
+    if type(number) is not int:
+        raise TypeError(f"{name} must be an int, not {type(number).__name__}")
+    if not _LOWEST <= number <= _HIGHEST:
+        raise ValueError(f"{name} lies outside of -2**63 to 2**64 - 1")
+    return number
+
+
+def _check_version(channel: str, version: Any) -> int:
+    """How long a version is."""
+    kind = type(version)
+    if kind is str:
+        return len(version)
+    if kind is int and not _LOWEST <= version <= _HIGHEST:
+        shown = version if version.bit_length() < 1000 else f"of {version.bit_length():,} bits"
+        raise ValueError(f"channel {channel!r} has version {shown}: an integer version lies from -2**63 to 2**64 - 1")
+    if kind not in (int, float, bool):
+        raise TypeError(f"channel {channel!r} has version {version!r:.80}, which is no str, int or float")
+    return 9
+
+
+def check_typed(value: Typed) -> None:
+    """See that a serialiser has made what it should. Raises what `check` raises."""
+    kind, data = value
+    if type(kind) is not str:
+        raise TypeError(f"a serialiser's type name must be a str, not {type(kind).__name__}: {kind!r:.80}")
+    if type(data) is not bytes:
+        raise TypeError(f"a serialiser must make bytes, not {type(data).__name__}")
+    check_value(data)
+    _check_size(len(kind))
+
+
+def check_value(value: Any) -> int:
+    """See that a value is bytes that fit a block, or their place. Returns their number. Raises what `check` raises."""
+    if isinstance(value, Place):
+        length = value.length
+    elif type(value) is bytes:
+        length = len(value)
+    else:
+        raise TypeError(f"a value must be bytes or a place, not {type(value).__name__}")
+    if length > MOST_VALUE:
+        raise ValueError(f"a value has {length:,} bytes, {MOST_VALUE:,} is the most")
+    return length
 
 
 # Values: what a place or a stub holds.
@@ -291,7 +474,7 @@ def pack(record: Record, base: int = 0, place: Callable[[Any], Place] | None = N
             table,
         )
     elif isinstance(record, Writes):
-        entries = [part for entry in record.entries for part in entry]
+        runs = [part for run in record.runs for part in run]
         fields = (
             1,
             seq,
@@ -301,7 +484,7 @@ def pack(record: Record, base: int = 0, place: Callable[[Any], Place] | None = N
             record.task_id,
             record.task_path,
             record.time,
-            entries,
+            runs,
         )
     else:
         flags = record.fresh | record.empty << 1
@@ -341,51 +524,56 @@ def unpack(data: bytes, where: str, segment: int = 0, base: int = 0, companion: 
         kind, seq, value, *rest = fields
         if isinstance(value, list):
             value = place_of(value, own)
-        _expect(isinstance(value, (bytes, Place)) and type(seq) is int and seq >= 0, where)
-        if kind == 0:
-            return _unpack_checkpoint(rest, value, seq + base, own, where)
-        if kind == 1:
-            namespace, id_, task_id, task_path, time, entries = rest
-            _texts(where, namespace, id_, task_id, task_path)
-            pairs = tuple(zip(map(_number, entries[::2]), map(_text, entries[1::2]), strict=True))
-            return Writes(namespace, id_, task_id, task_path, _number(time), pairs, value, seq + base)
-        _expect(kind == 2, where)
-        namespace, channel, version, extends, flags, pieces, borrowed = rest
-        _texts(where, namespace, channel)
-        return Blob(
-            namespace,
-            channel,
-            checked_version(version),
-            value,
-            seq + base,
-            None if extends is None else checked_version(extends),
-            bool(flags & 1),
-            bool(flags & 2),
-            None if pieces is None else _places(pieces, own),
-            _places(borrowed, own),
-        )
+        if _check_number("seq", seq) < 0:
+            raise ValueError("seq is below zero")
+        record = _UNPACK[kind](rest, value, seq + base, own)
+        check(record)
     except (ValueError, TypeError, IndexError, KeyError) as error:
         raise CorruptionError(f"{where}: a record is not well formed ({error})") from error
+    return record
 
 
-def _unpack_checkpoint(rest: list[Any], value: Value, seq: int, own: tuple[int, int], where: str) -> Checkpoint:
+def _unpack_checkpoint(rest: list[Any], value: Value, seq: int, own: tuple[int, int]) -> Checkpoint:
     namespace, id_, parent, root, time, flags, terms, deltas, table = rest
-    _texts(where, namespace, id_)
-    _expect(isinstance(terms, bytes) and all(x is None or isinstance(x, str) for x in (parent, root)), where)
     return Checkpoint(
         namespace,
         id_,
         parent,
         root,
-        _number(time),
-        {_text(channel): checked_version(version) for channel, version, _ in table},
+        time,
+        {channel: version for channel, version, _ in table},
         {channel: _places(pieces, own) for channel, _, pieces in table if pieces is not None},
         terms,
-        None if deltas is None else tuple(map(_text, deltas)),
+        None if deltas is None else tuple(deltas),
         value,
-        _number(flags),
+        flags,
         seq,
     )
+
+
+def _unpack_writes(rest: list[Any], value: Value, seq: int, own: tuple[int, int]) -> Writes:
+    namespace, id_, task_id, task_path, time, runs = rest
+    found = tuple(zip(runs[::3], runs[1::3], runs[2::3], strict=True))
+    return Writes(namespace, id_, task_id, task_path, time, found, value, seq)
+
+
+def _unpack_blob(rest: list[Any], value: Value, seq: int, own: tuple[int, int]) -> Blob:
+    namespace, channel, version, extends, flags, pieces, borrowed = rest
+    return Blob(
+        namespace,
+        channel,
+        version,
+        value,
+        seq,
+        extends,
+        bool(flags & 1),
+        bool(flags & 2),
+        None if pieces is None else _places(pieces, own),
+        _places(borrowed, own),
+    )
+
+
+_UNPACK: dict[int, Callable[..., Record]] = {0: _unpack_checkpoint, 1: _unpack_writes, 2: _unpack_blob}
 
 
 def _unpack_list(data: bytes, where: str) -> list[Any]:
@@ -402,36 +590,14 @@ def _expect(condition: bool, where: str) -> None:
         raise CorruptionError(f"{where}: a record is not well formed")
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{type(value).__name__} where text belongs")
-    return value
-
-
-def _texts(where: str, *values: Any) -> None:
-    for value in values:
-        _expect(isinstance(value, str), where)
-
-
-def _number(value: Any) -> int:
-    if type(value) is not int:
-        raise TypeError(f"{type(value).__name__} where a number belongs")
-    return value
-
-
 def checked_version(value: Any) -> Version:
-    """A version, as it was unpacked.
-
-    Raises:
-        TypeError: If it is none.
-    """
-    if not isinstance(value, (str, int, float)):
-        raise TypeError(f"{type(value).__name__} where a version belongs")
-    return value
+    """A version, as it was unpacked. Raises what `check` raises."""
+    _check_version("", value)
+    return value  # type: ignore[no-any-return]
 
 
 def _typed(kind: Any, data: Any, where: str) -> Typed:
-    _expect(isinstance(kind, str) and isinstance(data, bytes), where)
+    _expect(type(kind) is str and type(data) is bytes, where)
     return kind, data
 
 
@@ -453,4 +619,6 @@ def place_of(numbers: Sequence[Any], own: tuple[int, int] = (0, 0)) -> Place:
 
 
 def _places(numbers: list[Any], own: tuple[int, int]) -> tuple[Place, ...]:
+    if len(numbers) > 5 * patch.MAX_PIECES:
+        raise ValueError(f"a value has {len(numbers) // 5} pieces, {patch.MAX_PIECES} is the most")
     return tuple([place_of(numbers[start : start + 5], own) for start in range(0, len(numbers), 5)])

@@ -118,7 +118,7 @@ def _described(record: Record) -> tuple[Any, ...]:
         parts: tuple[Any, ...] = (record.parent, record.root, record.versions, record.terms, record.deltas)
         return (record.namespace, record.id, record.seq, record.time, record.flags, *parts)
     if isinstance(record, Writes):
-        return record.namespace, record.id, record.seq, record.task_id, record.task_path, record.time, record.entries
+        return record.namespace, record.id, record.seq, record.task_id, record.task_path, record.time, record.runs
     return record.namespace, record.channel, record.version, record.seq, record.extends, record.empty
 
 

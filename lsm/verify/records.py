@@ -178,7 +178,7 @@ class Records:
         if isinstance(record, Writes):
             values = unpack_writes(value, where)
             self._report.expect(
-                len(values) == len(record.entries),
+                len(values) == record.count,
                 f"{where}: the writes of task {record.task_id!r} on checkpoint {record.id!r} of namespace "
                 f"{record.namespace!r} and their values differ in number",
             )

@@ -7,12 +7,61 @@ Rules of this module:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from langchain_core.runnables import RunnableConfig
 
+from lsm.format.records import Version
+
 T = TypeVar("T")
+
+
+def text(name: str, value: Any) -> str:
+    """A text; what is derived from `str` (a member of a `StrEnum`) is taken as the text that it is.
+
+    Args:
+        name: What it is, for the error.
+        value: What is given.
+
+    Raises:
+        TypeError: If it is no text.
+    """
+    if type(value) is str:
+        return value
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be a str, not {type(value).__name__}: {value!r:.80}")
+    return str.__str__(value)
+
+
+def mapping(name: str, value: Any) -> Mapping[Any, Any]:
+    """A mapping. Takes and raises what `text` does."""
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{name} must be a mapping, not {type(value).__name__}: {value!r:.80}")
+    return value
+
+
+def version(channel: str, value: Any) -> Version:
+    """The version of a channel, as a plain `str`, `int`, `float` or `bool`.
+
+    Raises:
+        TypeError: If it is none of these.
+    """
+    if type(value) in (str, int, float, bool):
+        return value  # type: ignore[no-any-return]
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int.__pos__(value)
+    if isinstance(value, float):
+        return float.__pos__(value)
+    raise TypeError(f"channel {channel!r} has version {value!r:.80}, which is no str, int or float")
+
+
+def versions(name: str, value: Any) -> dict[str, Version]:
+    """The versions of channels. Raises what `version` raises."""
+    found = {text(f"a channel in {name}", channel): each for channel, each in mapping(name, value).items()}
+    return {channel: version(channel, each) for channel, each in found.items()}
 
 
 class Address(NamedTuple):
@@ -41,11 +90,10 @@ def checked_thread_id(value: Any) -> str:
         raise ValueError('the config has no thread_id: pass {"configurable": {"thread_id": ...}}')
     if isinstance(value, int) and not isinstance(value, bool):
         value = str(value)
-    if not isinstance(value, str):
-        raise TypeError(f"thread_id must be a str, not {type(value).__name__}: {value!r}")
-    if not value:
+    thread_id = text("thread_id", value)
+    if not thread_id:
         raise ValueError("thread_id is empty: give every conversation an id of its own")
-    return value
+    return thread_id
 
 
 def checked_namespace(value: Any) -> str:
@@ -54,9 +102,7 @@ def checked_namespace(value: Any) -> str:
     Raises:
         TypeError: If it is no text.
     """
-    if not isinstance(value, str):
-        raise TypeError(f"checkpoint_ns must be a str, not {type(value).__name__}: {value!r}")
-    return value
+    return text("checkpoint_ns", value)
 
 
 def checked_id(value: Any) -> str | None:
@@ -65,9 +111,7 @@ def checked_id(value: Any) -> str | None:
     Raises:
         TypeError: If it is no text.
     """
-    if value is not None and not isinstance(value, str):
-        raise TypeError(f"checkpoint_id must be a str, not {type(value).__name__}: {value!r}")
-    return value or None
+    return None if value is None else text("checkpoint_id", value) or None
 
 
 def address(config: RunnableConfig) -> Address:
@@ -125,10 +169,7 @@ def checked_names(values: Iterable[str], name: str) -> list[str]:
         TypeError: If it is a single string, or something in it is none.
     """
     names = checked_sequence(values, name)
-    for each in names:
-        if not isinstance(each, str):
-            raise TypeError(f"{name} must be strings, not {type(each).__name__}: {each!r}")
-    return names
+    return [text(f"each of {name}", each) for each in names]
 
 
 def config_of(thread_id: Any, namespace: str, checkpoint_id: str) -> RunnableConfig:

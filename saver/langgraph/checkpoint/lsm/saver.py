@@ -39,13 +39,16 @@ from langgraph.checkpoint.lsm.config import (
     checked_sequence,
     checked_thread_id,
     config_of,
+    mapping,
     search,
+    text,
+    versions,
 )
 from langgraph.checkpoint.lsm.terms import matches, terms_for, terms_of
 from lsm.drive import Runtime
 from lsm.engine import ConcurrentRuns, Engine
 from lsm.format.envelope import COMPRESSIONS, Compression
-from lsm.format.records import Typed, Version
+from lsm.format.records import Typed
 from lsm.history import ChannelHistory
 from lsm.listing import Listing
 from lsm.read import Stored
@@ -431,13 +434,14 @@ class LSMSaver(BaseCheckpointSaver[str]):
         new_versions: ChannelVersions,
     ) -> tuple[Steps[None], RunnableConfig]:
         where = address(config)
-        rest: dict[str, Any] = dict(checkpoint)
-        id_ = rest.get("id")
-        if not isinstance(id_, str) or not id_:
-            raise ValueError(f"the checkpoint's id must be a str that is not empty, not {id_!r}")
-        values = rest.pop("channel_values", {})
-        versions = _versions(rest.pop("channel_versions", {}))
-        merged = get_checkpoint_metadata(config, metadata)
+        rest: dict[str, Any] = dict(mapping("checkpoint", checkpoint))
+        id_ = text("the checkpoint's id", rest.get("id"))
+        if not id_:
+            raise ValueError("the checkpoint's id is empty")
+        values = mapping("channel_values", rest.pop("channel_values", {}))
+        stored = versions("channel_versions", rest.pop("channel_versions", {}))
+        new = versions("new_versions", new_versions)
+        merged = get_checkpoint_metadata(config, mapping("metadata", metadata))  # type: ignore[arg-type]
         counters = merged.get("counters_since_delta_snapshot")
         parents = merged.get("parents")
         root = parents.get("") if isinstance(parents, Mapping) else None
@@ -448,14 +452,14 @@ class LSMSaver(BaseCheckpointSaver[str]):
             where.checkpoint_id,
             self._dump(rest),
             self._dump(merged),
-            versions,
+            stored,
             {
                 channel: (version, self._dump(values[channel]) if channel in values else None)
-                for channel, version in _versions(new_versions).items()
+                for channel, version in new.items()
             },
-            root=root if isinstance(root, str) else None,
+            root=text("a parent", root) if isinstance(root, str) else None,
             terms=terms_of(merged),
-            deltas=list(counters) if isinstance(counters, Mapping) else None,
+            deltas=_names_in(counters) if isinstance(counters, Mapping) else None,
             intended=merged.get("source") in ("fork", "update"),
         )
         return steps, config_of(where.thread_id, where.namespace, id_)
@@ -496,13 +500,10 @@ class LSMSaver(BaseCheckpointSaver[str]):
         where = address(config)
         if where.checkpoint_id is None:
             raise ValueError("the config has no checkpoint_id: writes belong to a checkpoint")
-        for name, value in (("task_id", task_id), ("task_path", task_path)):
-            if not isinstance(value, str):
-                raise TypeError(f"{name} must be a str, not {type(value).__name__}: {value!r}")
+        task_id, task_path = text("task_id", task_id), text("task_path", task_path)
         packed = []
         for index, (channel, value) in enumerate(writes):
-            if not isinstance(channel, str):
-                raise TypeError(f"a channel must be a str, not {type(channel).__name__}: {channel!r}")
+            channel = text("a channel", channel)
             packed.append((WRITES_IDX_MAP.get(channel, index), channel, self._dump(value)))
         if not packed:
             return None
@@ -512,7 +513,11 @@ class LSMSaver(BaseCheckpointSaver[str]):
 
     def _dump(self, value: Any) -> Typed:
         kind, data = self.serde.dumps_typed(value)
-        return kind, bytes(data)
+        if type(data) is not bytes:
+            if not isinstance(data, (bytes, bytearray, memoryview)):
+                raise TypeError(f"the serialiser must make bytes, not {type(data).__name__}")
+            data = bytes(data)
+        return text("the serialiser's name of a type", kind), data
 
     def get_next_version(self, current: str | None, channel: None) -> str:
         """The version after `current`: one higher, with a random part, so that branches never share a version.
@@ -681,11 +686,9 @@ class _Search:
         return found
 
 
-def _versions(versions: Mapping[Any, Any]) -> dict[str, Version]:
-    for channel, version in versions.items():
-        if not isinstance(channel, str) or not isinstance(version, (str, int, float)):
-            raise TypeError(f"channel {channel!r} has version {version!r}, which is no str, int or float")
-    return dict(versions)
+def _names_in(counters: Mapping[Any, Any]) -> list[str]:
+    """The channels that are counted: nothing else of what is in there can be one."""
+    return [text("a channel", each) for each in counters if isinstance(each, str)]
 
 
 def _one_of(name: str, value: Any, choices: Sequence[str]) -> None:
