@@ -119,9 +119,7 @@ def test_entries_are_the_same_as_runs(entries: list[tuple[int, str]]) -> None:
 TEXTS = st.one_of(
     st.text(max_size=5), st.sampled_from(["", "\0", "\ud800", "a" * 70, "\U0010ffff" * 60, Name.CHANNEL, "__error__"])
 )
-INTEGERS = st.one_of(
-    st.integers(-9, 9), st.sampled_from([-(1 << 63), -(1 << 63) - 1, (1 << 64) - 1, 1 << 64, 10**300])
-)
+INTEGERS = st.one_of(st.integers(-9, 9), st.sampled_from([-(1 << 63), -(1 << 63) - 1, (1 << 64) - 1, 1 << 64, 10**300]))
 FLOATS = st.one_of(
     st.sampled_from([0.5, -0.0, 1e300, 7.0, float("nan"), float("inf"), -float("inf")]), st.just(Third(0.25))
 )
