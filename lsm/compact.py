@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from math import inf
 
 from lsm.commit import commit
 from lsm.errors import CommitTimeout, Conflict, Throttled, Unavailable
@@ -90,7 +91,7 @@ def drained(view: View, inputs: Sequence[SegmentInfo], limits: Limits) -> tuple[
     or mostly garbage."""
     if not inputs:
         return ()
-    oldest = -1 if len(inputs) == len(all_logs(view)) else min(info.base for info in inputs)
+    oldest = -inf if len(inputs) == len(all_logs(view)) else min(info.base for info in inputs)
     values = [info for info in view.header.segments if info.values]
     enough = max(limits.lasting, sum(info.size for info in values) // FAN_IN)
     return tuple(info for info in values if info.base > oldest and (info.size < enough or info.live * 2 < info.raw))
@@ -216,7 +217,9 @@ def copy(process: Process, source: Thread, target: Thread) -> Steps[None]:
                 header = pack_header(Header(target.id, process.entropy(8)), process.compression)
                 yield PutIf(target.key, header, None)
                 continue
-            plan = Plan(view, inputs, (), target.id, there.incarnation, copying=True)
+            # What the target has, be it by an earlier copy, is the newer.
+            older = min((info.base for info in there.header.segments), default=1) - 1
+            plan = Plan(view, inputs, (), target.id, there.incarnation, copying=True, older=min(older, 0))
             yield from graft(process, target, (yield from rewrite(process, source, plan)))
             return
         except (Conflict, Outdated, SegmentGone, Throttled, Unavailable) as error:

@@ -93,6 +93,7 @@ class Plan:
         target: The thread that the new segments are for.
         incarnation: That thread's.
         copying: Whether `target` is another thread, in which nothing may be replaced.
+        older: The `seq` of what is copied: lower than all in the target.
     """
 
     view: View
@@ -102,6 +103,7 @@ class Plan:
     incarnation: bytes
     rule: KeepRule | None = None
     copying: bool = False
+    older: int = 0
 
     @property
     def whole(self) -> bool:
@@ -148,7 +150,7 @@ class _Copy:
         self._plan = plan
         self._now = now
         self._moving = {info.number for info in (*plan.inputs, *plan.drained)}
-        base = 0 if plan.copying else min(info.base for info in plan.inputs)
+        base = plan.older if plan.copying else min(info.base for info in plan.inputs)
         output = partial(Output, process, plan.target, plan.incarnation, base, now)
         self._log, self._values = output(values=False), output(values=True)
         self._values_used = False
@@ -424,7 +426,7 @@ class _Copy:
         return self._plan.copying or any(has(info.shared, term) for info in self._plan.inputs)
 
     def _seq(self, record: Record) -> int:
-        return 0 if self._plan.copying else record.seq
+        return self._plan.older if self._plan.copying else record.seq
 
 
 def _winners(calls: Sequence[Writes]) -> list[tuple[Writes, list[int]]]:

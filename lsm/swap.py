@@ -74,6 +74,8 @@ def graft(process: Process, thread: Thread, made: Rewritten) -> Steps[None]:
         yield from ()
         if view is None or view.incarnation != made.incarnation:
             raise Outdated("the thread to copy to was made anew")
+        if any(info.base <= added.base for info in view.header.segments for added in made.segments):
+            raise Outdated("another copy was faster")
         return _swapped(process, view.header, view.next_number, made, now, int(now * 1000))
 
     yield from _store(process, thread, made, change)

@@ -266,6 +266,28 @@ FAULTS = [
         "is there although .* removed it",
     ),
     Fault(
+        "what has expired is shown",
+        "lsm.retention:Horizon.shows",
+        "checkpoint.id >= lowest and checkpoint.time >= self._oldest",
+        "checkpoint.id >= lowest",
+        "is shown although it has expired",
+        quick=True,
+    ),
+    Fault(
+        "an expiry keeps one less than it should",
+        "lsm.retention:Expire.__call__",
+        "visible[: self._retention.max_checkpoints]",
+        "visible[: (self._retention.max_checkpoints or 10) - 1]",
+        "is missing in a listing|is lost|the latest of",
+    ),
+    Fault(
+        "what is copied twice has no order",
+        "lsm.compact:copy",
+        "min(older, 0)",
+        "0",
+        "is found by its id only|differs in|is missing in a listing|is lost",
+    ),
+    Fault(
         "a chain ends before its seed",
         "lsm.history:walk",
         "            walks[channel].chain.append(item)\n",

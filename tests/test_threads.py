@@ -272,3 +272,25 @@ def test_a_list_of_everything_goes_by_checkpoint_id_over_all_threads(backend: Ba
         assert listed(saver, None, filter={"step": 1}, limit=2) == ids([made[11], made[9]])
         assert listed(saver, None, before=made[6]) == ids(made)[5::-1]
         assert listed(saver, at("thread-1", namespace=None)) == ids(made)[10::-3]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_what_is_copied_again_is_older_than_what_came_first(backend: Backend, compacted: bool) -> None:
+    """The thread to copy from was pruned meanwhile: the copy stays as it was, however it is read."""
+    with backend.open(compaction="off") as saver:
+        configs = chain(saver, "source", [{"value": number} for number in range(3)])
+        saver.put_writes(configs[0], [("value", "first")], "task")
+        saver.copy_thread("source", "copy")
+        before = list(saver.list(at("copy")))
+        saver.prune(["source"])
+        again = saver.get_tuple(configs[2])
+        assert again is not None
+        saver.put(at("source"), again.checkpoint, {"source": "loop", "step": 2, "parents": {}, "again": True}, {})
+        saver.copy_thread("source", "copy")
+        saver.copy_thread("source", "copy")
+        if compacted:
+            saver._runtime.run(saver._engine.compact("copy"))
+        for reader in (saver, backend.open(compaction="off")):
+            assert list(reader.list(at("copy"))) == before
+            assert [reader.get_tuple(each.config) for each in before] == before
+            assert reader.get_tuple(at("copy")) == before[0]

@@ -60,7 +60,8 @@ def _setting(scenario: Scenario) -> str:
     rates = ", ".join(f"{name} {getattr(scenario.rates, name):.1%}" for name in scenario.rates.active())
     return (
         f"seed {scenario.seed}: {'files' if scenario.appends else 'an object store'}, {scenario.nodes} nodes, "
-        f"cache {scenario.cache_bytes:,} bytes, {scenario.limits}\n  faults: {rates or 'none'}"
+        f"cache {scenario.cache_bytes:,} bytes, {scenario.limits}\n  faults: {rates or 'none'}, "
+        f"clocks ahead by {scenario.clocks}, {scenario.retention}"
     )
 
 

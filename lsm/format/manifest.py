@@ -133,7 +133,7 @@ def pack_header(header: Header, compression: Compression) -> bytes:
             header.seq,
             header.next_number,
             [info.pack() for info in header.segments],
-            [pack(record) for record in header.carried],
+            [pack(record, _lowest(header.segments)) for record in header.carried],
             [(place, value) for place, value in header.inline.items()],
             header.heads,
             header.peaks,
@@ -182,13 +182,14 @@ def unpack_header(data: bytes, where: str) -> tuple[Header, int]:
         for kind, values in ((str, texts), (int, numbers), (bytes, raws), (bool, [stray])):
             if not all(type(value) is kind for value in values):
                 raise TypeError("a field is of another type")
+        infos = tuple([SegmentInfo.unpack(each, where) for each in segments])
         header = Header(
             thread_id,
             incarnation,
             seq,
             next_number,
-            tuple([SegmentInfo.unpack(each, where) for each in segments]),
-            tuple([unpack(each, where) for each in carried]),
+            infos,
+            tuple([unpack(each, where, base=_lowest(infos)) for each in carried]),
             {place_of(place): value for place, value in inline},
             tuple([(namespace, id_) for namespace, id_ in heads]),
             tuple([(namespace, channel, checked_version(version)) for namespace, channel, version in peaks]),
@@ -208,6 +209,11 @@ def unpack_header(data: bytes, where: str) -> tuple[Header, int]:
     if data[end : end + MARK_SIZE] != incarnation[: len(data) - end]:
         raise CorruptionError(f"{where}: the end of the header is damaged; restore it from a backup")
     return header, end + MARK_SIZE
+
+
+def _lowest(segments: Sequence[SegmentInfo]) -> int:
+    """What the `seq` of a header's records is counted from: 0, unless something was copied beside what was there."""
+    return min((info.base for info in segments if info.base < 0), default=0)
 
 
 def pack_frame(

@@ -155,9 +155,10 @@ class SegmentInfo:
                 msgpack.unpackb(data, unicode_errors="surrogatepass")
             )
             base, top, visible, rows, raw, oldest = counts
-            numbers = (number, size, base, top, visible, rows, raw, oldest, overrides, companion, live)
+            numbers = (number, size, top - base, visible, rows, raw, oldest, overrides, companion, live)
             if (
                 any(type(each) is not int or each < 0 for each in numbers)
+                or type(base) is not int
                 or not isinstance(terms, bytes)
                 or not isinstance(shared, bytes)
             ):

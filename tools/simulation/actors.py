@@ -11,6 +11,7 @@ Rules of this module:
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -47,7 +48,6 @@ class Cast:
         self.scenario = scenario
         self.world = world
         self.oracle = oracle
-        self.copies: list[Op] = []
         self.threads: dict[str, None] = {}
         self._numbers: Iterator[int] = iter(range(1, 1_000_000))
         self._ids: Iterator[int] = iter(range(1000, 1_000_000))
@@ -55,7 +55,10 @@ class Cast:
         self._failed: dict[tuple[str, int, str], dict[tuple[str, str, str], None]] = {}
 
     def play(self, actor: Actor, node: Node, random: Random) -> Steps[None]:
-        """The steps of an actor."""
+        """The steps of an actor. Some take a copy for their thread, once there is one."""
+        copies = [thread for thread in self.threads if thread.startswith("copy")]
+        if copies and random.random() < 0.25:
+            actor = replace(actor, thread=random.choice(copies))
         self.threads.setdefault(actor.thread)
         yield Sleep(random.random() * 0.2)
         try:
@@ -233,18 +236,20 @@ class Cast:
         )
 
     def _copy(self, actor: Actor, node: Node, random: Random) -> Steps[None]:
-        yield Sleep(random.random() * 0.5)
-        target = f"copy{actor.number}"
-        call = self.call(
-            node,
-            _name(actor),
-            "copy",
-            actor.thread,
-            lambda engine: engine.copy(actor.thread, target),
-            target=target,
-        )
-        op: Op = yield from call
-        self.copies.append(op)
+        """Copies, to a new thread or to one that is there."""
+        for _ in range(actor.size):
+            yield Sleep(random.random() * 0.5)
+            others = [thread for thread in self.threads if thread != actor.thread]
+            target = random.choice(others) if others and random.random() < 0.4 else f"copy{actor.number}"
+            self.threads.setdefault(target)
+            yield from self._care(
+                actor, node, "copy", lambda engine, target=target: engine.copy(actor.thread, target), target=target
+            )
+
+    def _expire(self, actor: Actor, node: Node, random: Random) -> Steps[None]:
+        for _ in range(actor.size):
+            yield Sleep(random.choice((0.1, 1.0, self.world.grace, self.world.grace * 3)) * random.random())
+            yield from self._care(actor, node, "expire", lambda engine: engine.expire(actor.thread))
 
     def _care(
         self,
@@ -288,6 +293,7 @@ class _Chat:
         self.written: dict[str | None, list[bytes]] = {}
         self.versions: dict[str, Any] = {}
         self.parent: str | None = None
+        self.root: str | None = None
         self.step = 0
         self.over = False
         self._count = 0
@@ -305,6 +311,9 @@ class _Chat:
         random = self.random
         self.versions, self.values, self.parent, self.step, self.over = {}, {}, None, 0, False
         found = yield from self.cast.get(self.node, self.name, self.thread, self.namespace)
+        if ":" in self.namespace and self.cast.scenario.retention is not None:
+            roots = [id_ for space, id_ in self.cast.oracle.checkpoint_ids(self.thread) if space == ""]
+            self.root = random.choice([None, *roots])
         if found is not None:
             self.parent = found.id
             self.versions = dict(found.versions)
@@ -410,7 +419,7 @@ class _Chat:
                 metadata,
                 versions,
                 {channel: (versions[channel], value) for channel, value in typed.items()},
-                root=None,
+                root=self.root,
                 terms=(run_term(self.run_id),),
                 deltas=(DELTA,) if cast.scenario.named_deltas else None,
             )
@@ -473,5 +482,5 @@ def _step_of(version: Any) -> int:
     return int(version) if isinstance(version, int) else int(version.split(".")[0])
 
 
-_CHANGES = ("put", "put_writes", "delete", "prune", "delete_runs", "copy")
+_CHANGES = ("put", "put_writes", "delete", "prune", "delete_runs", "copy", "expire")
 _EXPECTED = (Interrupted, CommitTimeout, StorageError, ConcurrentRunError, IncompleteWritesError)

@@ -172,7 +172,7 @@ class Audit:
         """After a collector ran, nothing is stored that nobody refers to."""
         grace = self._world.grace
         for _ in range(2):
-            yield Sleep(grace * 2)
+            yield Sleep(grace * 2 + self._oracle.spread)
             try:
                 yield from node.engine.collect(grace)
             except LSMError as error:
@@ -188,14 +188,6 @@ class Audit:
             raise Violation(f"these objects are referred to, and gone: {missing}")
         if left := sorted(objects.keys() - wanted):
             raise Violation(f"nobody refers to these objects, and they are still there after the grace: {left}")
-
-
-def settle_copies(cast: Cast, oracle: Oracle) -> None:
-    """Enter what copies have stored, now that it is known what there was to copy."""
-    for copy in cast.copies:
-        oracle.copied(copy)
-        cast.threads.setdefault(copy.about["target"])
-    cast.copies.clear()
 
 
 def _ids(found: list[Stored]) -> list[str]:

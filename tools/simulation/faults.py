@@ -44,6 +44,7 @@ class Rates:
     crash: float = 0.0
     power: float = 0.0
     interrupt: float = 0.0
+    stop: float = 0.0
 
     def without(self, name: str) -> Rates:
         """The same without one fault."""

@@ -8,23 +8,29 @@ Rules of this module:
   seen, before the other began. Of two that overlap, readers decide, once and for all: what a reader has seen, later
   readers see, or newer.
 - A call that failed may have happened, but then as a whole.
+- What a copy brings counts as stored by those who had stored it first (their *clones*), from when the copy begins.
+  Where a thread has got something of its own, or by several copies, no order is expected.
+- Clocks are off: what has expired for the one has not for the other. Only what has expired for all must be gone, and
+  only what has for none must be there.
 - Nothing here asks the engine or the store.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import pickle
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from math import inf
 from typing import Any
 
 from lsm.read import Stored
 from tools.simulation.ledger import Cell, Ledger, Op
+from tools.simulation.scenario import Scenario
 from tools.simulation.world import Violation
 
 GONE = None
 EVERY_THREAD = "*"
-REMOVALS = ("delete", "prune", "delete_runs")
+REMOVALS = ("delete", "prune", "delete_runs", "expire")
 
 
 class _History:
@@ -37,24 +43,39 @@ class _History:
         self.order: set[tuple[Op, Op]] = set()
         self.first: Op | None = None
 
+    @property
+    def mixed(self) -> bool:
+        """Whether a copy may have brought something beside what was there."""
+        return len({op.about.get("copy") for op in self.ops}) > 1
+
 
 class Oracle:
     """Judges what readers see.
 
     Args:
         ledger: The calls.
-        grace: The grace period, in seconds.
+        scenario: What goes on.
+        now: Tells the time.
+
+    Attributes:
+        spread: By how many seconds two clocks may differ.
     """
 
-    def __init__(self, ledger: Ledger, grace: float):
+    def __init__(self, ledger: Ledger, scenario: Scenario, now: Callable[[], float]):
         self.ledger = ledger
-        self._grace = grace
+        self.spread = max(0.0, *scenario.clocks) - min(0.0, *scenario.clocks)
+        self._grace = scenario.limits.grace
+        self._retention = scenario.retention
+        self._now = now
         self._cells: dict[Cell, _History] = {}
         self._puts: dict[tuple[str, str], list[Op]] = {}
         self._written: dict[Cell, list[Cell]] = {}
         self._uids: dict[tuple[str, Any], Op] = {}
         self._removals: dict[Hashable, list[Op]] = {}
         self._sources: dict[str, set[str]] = {}
+        self._stored: dict[str, list[Op]] = {}
+        self._copies: dict[str, list[Op]] = {}
+        self._clones: dict[tuple[Op, Op], Op] = {}
 
     # What is asked.
 
@@ -77,6 +98,49 @@ class Oracle:
             self._uids[op.thread, op.about["uid"]] = op
         elif op.kind in REMOVALS:
             self._removals.setdefault(op.thread, []).append(op)
+        elif op.kind == "copy":
+            target = op.about["target"]
+            self._sources.setdefault(target, set()).update({op.thread, *self._sources.get(op.thread, ())})
+            self._copies.setdefault(op.thread, []).append(op)
+            for each in list(self._stored.get(op.thread, ())):
+                self._clone(each, op)
+        if op.cells:
+            self._stored.setdefault(op.thread, []).append(op)
+            for copy in self._copies.get(op.thread, ()):
+                self._clone(op, copy)
+
+    def _clone(self, op: Op, copy: Op) -> None:
+        """What a call has stored, or is about to store, may be copied."""
+        origin = op.about.get("origin", op)
+        if (origin, copy) in self._clones or op.outcome == "refused":
+            return
+        cells = {(cell[0], copy.about["target"], *cell[2:]): value for cell, value in op.cells.items()}
+        about = {**op.about, "origin": origin, "from": op, "copy": copy, "copied": inf, "exclusive": False}
+        clone = replace(op, thread=copy.about["target"], cells=cells, about=about)
+        clone.outcome, clone.known, clone.ended = "unknown", inf, inf
+        self._clones[origin, copy] = clone
+        self.begin(clone)
+
+    def settle_copies(self) -> None:
+        """All is quiet, and copies are over: it is known what there was to copy."""
+        for (_, copy), clone in self._clones.items():
+            op = clone.about["from"]
+            owner: Cell = ("c", op.thread, op.about["namespace"], op.about["id"])
+            if op.outcome == "refused":
+                clone.outcome = "refused"
+            elif copy.outcome == "acked" and self._certain(op, owner, copy.began):
+                clone.outcome, clone.known = "acked", min(clone.known, copy.ended)
+            clone.ended, clone.about["copied"] = op.ended, copy.ended
+        self._clones.clear()
+        self._copies.clear()
+
+    def memory(self) -> bytes:
+        """All that is known, for `recall`."""
+        return pickle.dumps({name: value for name, value in vars(self).items() if name != "_now"})
+
+    def recall(self, memory: bytes) -> None:
+        """Know what was known, and nothing since."""
+        vars(self).update(pickle.loads(memory))
 
     def power_cut(self) -> None:
         """What nobody was told may be lost after all, although somebody saw it."""
@@ -97,6 +161,8 @@ class Oracle:
         """Whether a removal may remove a checkpoint, and whether it must."""
         if removal.kind == "delete":
             return True, True
+        if removal.kind == "expire":
+            return self._may_expire(cell, removal.began, removal.ended), False
         _, thread, namespace, id_ = cell
         assert isinstance(namespace, str)
         if removal.kind == "delete_runs":
@@ -108,8 +174,51 @@ class Oracle:
         must = any(self._certain(op, _checkpoint_cell(op), removal.began) for op in newer)
         return may or ":" in namespace, must
 
-    def _unsure(self, op: Op, cell: Cell) -> bool:
-        """Whether what a call stored in a checkpoint's cell may have been removed since, be it before it was copied."""
+    def _may_expire(self, cell: Cell, began: float, ended: float) -> bool:
+        """Whether somebody may find, between two times, that a checkpoint has expired."""
+        retention, (_, thread, namespace, id_) = self._retention, cell
+        if retention is None:
+            return False
+        ended += self.spread
+        if retention.idle is not None:
+            active = [op.began for op in self._stored.get(str(thread), ()) if op.known <= began]
+            if max(active, default=-inf) + retention.idle.total_seconds() <= ended:
+                return True
+        puts = [op for op in self._puts.get((str(thread), str(namespace)), ()) if op.outcome != "refused"]
+        newer = {op.about["id"] for op in puts if op.about["id"] > id_ and op.began <= ended}
+        if ":" in str(namespace):
+            return True  # with the root that it belongs to
+        if retention.max_checkpoints is not None and len(newer) >= retention.max_checkpoints:
+            return True
+        if retention.max_age is None or not newer:
+            return False
+        oldest = min((op.began for op in puts if op.about["id"] == id_), default=inf)
+        return oldest + retention.max_age.total_seconds() <= ended
+
+    def _has_expired(self, cell: Cell, at: float) -> bool:
+        """Whether a checkpoint has expired by a time for everybody."""
+        retention, (_, thread, namespace, id_) = self._retention, cell
+        if retention is None:
+            return False
+        at = min(at, self._now())
+        if retention.idle is not None:
+            active = [op.ended for op in self.ledger.ops if thread in (op.thread, op.about.get("target"))]
+            if max(active, default=inf) + self.spread + retention.idle.total_seconds() < at:
+                return True
+        puts = self._puts.get((str(thread), str(namespace)), ())
+        newer = {op.about["id"] for op in puts if op.about["id"] > id_ and self._certain(op, _checkpoint_cell(op), at)}
+        if retention.max_checkpoints is not None and len(newer) >= retention.max_checkpoints:
+            return True
+        if retention.max_age is None or not newer:
+            return False
+        youngest = max((op.ended for op in puts if op.about["id"] == id_ and op.outcome != "refused"), default=inf)
+        return youngest + self.spread + retention.max_age.total_seconds() < at
+
+    def _unsure(self, op: Op, cell: Cell, at: float = inf) -> bool:
+        """Whether what a call stored in a checkpoint's cell may have been removed since, be it before it was copied; or
+        have expired, for who asked from a time on."""
+        if self._may_expire(cell, min(at, self._now()), self._now()):
+            return True
         copied = op.about.get("copied", 0.0)
         before = [each for source in self._sources.get(op.thread, ()) for each in self._removals_on(source)]
         for removal in [*self._removals_on(op.thread), *(each for each in before if each.began <= copied)]:
@@ -121,7 +230,7 @@ class Oracle:
 
     def _certain(self, op: Op, cell: Cell, at: float) -> bool:
         """Whether a call had happened by a time for sure, and what it put into a checkpoint's cell is still there."""
-        return op.known <= at and not self._unsure(op, cell)
+        return op.known <= at and not self._unsure(op, cell, at)
 
     def check_refusals(self) -> None:
         """Of runs that refuse to overlap, each has gone on from the head as it was.
@@ -161,6 +270,8 @@ class Oracle:
         if stored.metadata != op.about["metadata"] or stored.versions != op.about["versions"]:
             raise Violation(f"{what} is not as {op} stored it")
         self._observe(cell, cell, op.about["uid"], began, ended, what)
+        if self._has_expired(cell, began):
+            raise Violation(f"{what} is shown although it has expired")
         if stored.parent != op.about["parent"]:
             parent = "c", thread, stored.namespace, op.about["parent"]
             if stored.parent is not None or not self._may_be_gone(thread, parent, ended):
@@ -200,7 +311,9 @@ class Oracle:
     def has_removals(self, thread: str) -> bool:
         """Whether anything of a thread, or of what was copied to it, may have been removed."""
         threads = {thread, *self._sources.get(thread, ())}
-        return any(removal.outcome != "refused" for each in threads for removal in self._removals_on(each))
+        return self._retention is not None or any(
+            removal.outcome != "refused" for each in threads for removal in self._removals_on(each)
+        )
 
     def hidden(self, child: Op, channel: str) -> tuple[Op, list[Any], Any] | None:
         """What a parent that is not seen any more contributes to a chain: its call, its writes on a channel, and its
@@ -209,7 +322,7 @@ class Oracle:
         if any(self._base_may_be_gone(child, removal) for removal in self._removals_on(thread)):
             return None
         put = self._only(("c", thread, namespace, id_))
-        if put is None or any(each.kind == "delete" for each in self._removals_on(thread)):
+        if put is None or any(self._takes_all(each) for each in self._removals_on(thread)):
             return None
         writes = []
         for cell in self._written.get((thread, namespace, id_), ()):
@@ -228,26 +341,10 @@ class Oracle:
             seed = None if stored.cells[blob] is EMPTY else stored.cells[blob]
         return put, [write[1:] for write in sorted(writes)], seed
 
-    def copied(self, copy: Op) -> None:
-        """All is quiet, and a copy is over: what it stored counts as stored by those who had stored it first."""
-        source, target = copy.thread, copy.about["target"]
-        self._sources.setdefault(target, set()).update({source, *self._sources.get(source, ())})
-
-        def moved(cell: Cell) -> Cell:
-            return (cell[0], target, *cell[2:])
-
-        for op in [each for each in self.ledger.ops if each.thread == source and each.cells]:
-            if op.outcome == "refused" or op.began > copy.ended:
-                continue
-            cells = {moved(cell): value for cell, value in op.cells.items()}
-            clone = replace(op, thread=target, cells=cells, about={**op.about, "copied": copy.ended})
-            owner: Cell = ("c", source, op.about["namespace"], op.about["id"])
-            if copy.outcome == "acked" and self._certain(op, owner, copy.began):
-                clone.outcome, clone.known = "acked", copy.ended
-            else:
-                clone.outcome, clone.known = "unknown", inf
-            self.ledger.begin(clone)
-            self.enter(clone)
+    def _takes_all(self, removal: Op) -> bool:
+        """Whether a removal may be that of a whole thread."""
+        idle = self._retention is not None and self._retention.idle is not None
+        return removal.kind == "delete" or (removal.kind == "expire" and idle)
 
     def _only(self, cell: Cell) -> Op | None:
         """The one call that can have stored what is in a cell, or `None` where several can, or none for sure."""
@@ -294,7 +391,7 @@ class Oracle:
     def _last_wins(
         self, history: _History, owner: Cell, seen: list[Op], began: float, what: str, surely: Op | None
     ) -> None:
-        for other in history.ops:
+        for other in () if history.mixed else history.ops:
             if other in seen or not (other is surely or self._certain(other, owner, began)):
                 continue
             if all(_precedes(op, other) or (op, other) in history.order for op in seen):
@@ -303,6 +400,8 @@ class Oracle:
                 history.order.add((other, seen[0]))
 
     def _first_wins(self, history: _History, owner: Cell, seen: list[Op], what: str) -> None:
+        if history.mixed:
+            return
         for other in history.ops:
             happened = other.known < inf and not self._unsure(other, owner)
             if happened and other not in seen and all(_precedes(other, op) for op in seen):

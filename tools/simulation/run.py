@@ -7,7 +7,6 @@ Rules of this module:
 
 from __future__ import annotations
 
-import pickle
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 from lsm.engine import Engine
 from lsm.steps import Sleep, Steps
 from tools.simulation.actors import Cast
-from tools.simulation.audit import Audit, settle_copies
+from tools.simulation.audit import Audit
 from tools.simulation.faults import Rates
 from tools.simulation.ledger import Ledger
 from tools.simulation.oracle import Oracle
@@ -64,14 +63,15 @@ class _Run:
     def __init__(self, scenario: Scenario, world: World):
         self.scenario = scenario
         self.world = world
-        self.oracle = Oracle(Ledger(), scenario.limits.grace)
+        self.oracle = Oracle(Ledger(), scenario, lambda: world.set_clocks or world.now)
         self.cast = Cast(scenario, world, self.oracle)
         self._backup: tuple[dict[str, Stored], bytes] | None = None
         self.audit = Audit(world, self.cast, self.oracle, self._random("audit"))
         world.on_power_cut = self.oracle.power_cut
         world.random.seed(f"{scenario.seed} world")
         for number in range(scenario.nodes):
-            world.nodes.append(Node(world, f"node{number}", self._engine, self._random(f"node {number}")))
+            ahead = scenario.clocks[number]
+            world.nodes.append(Node(world, f"node{number}", self._engine, self._random(f"node {number}"), ahead))
 
     def _random(self, name: str) -> Random:
         return Random(f"{self.scenario.seed} {name}")
@@ -84,6 +84,7 @@ class _Run:
             compression=self.scenario.compression,  # type: ignore[arg-type]
             cache_bytes=self.scenario.cache_bytes,
             limits=self.scenario.limits,
+            retention=self.scenario.retention,
             concurrent_runs="refuse" if self.scenario.exclusive else "fork",
         )
 
@@ -106,10 +107,10 @@ class _Run:
             world.story.tell(world.now, "operator", "RESTORES a backup")
             objects, memory = self._backup
             world.store.restore(objects)
-            vars(self.oracle).update(pickle.loads(memory))
+            self.oracle.recall(memory)
         elif self.scenario.backups:
             world.story.tell(world.now, "operator", "makes a backup")
-            self._backup = world.store.backup(), pickle.dumps(vars(self.oracle))
+            self._backup = world.store.backup(), self.oracle.memory()
 
     def _begin(self, actor: Actor) -> None:
         node = self.world.nodes[actor.node % len(self.world.nodes)]
@@ -124,15 +125,21 @@ class _Run:
         self.world.story.tell(self.world.now, "", "--- all is quiet: what is there? ---")
         self.oracle.ledger.settle(self.world.now)
         self.oracle.check_refusals()
-        settle_copies(self.cast, self.oracle)
+        self.oracle.settle_copies()
         self._back_up(random)
-        self._quietly(self.audit.by(self._newcomer(f"new{number}"), self.world.nodes))
+        self._audit(f"new{number}")
 
     def _finish(self) -> None:
         self.world.story.tell(self.world.now, "", "--- the end: a collector runs ---")
         node = self._newcomer("last")
         self._quietly(self.audit.collect(node))
-        self._quietly(self.audit.by(self._newcomer("after"), self.world.nodes))
+        self._audit("after")
+
+    def _audit(self, name: str) -> None:
+        """Have everything read, at one time for all."""
+        self.world.set_clocks = self.world.now
+        self._quietly(self.audit.by(self._newcomer(name), self.world.nodes))
+        self.world.set_clocks = None
 
     def _newcomer(self, name: str) -> Node:
         return Node(self.world, name, self._engine, self._random(name))

@@ -2,16 +2,19 @@
 
 Rules of this module:
 
+- What came to the simulator later is drawn apart from the rest, so that an old seed keeps what it had.
 - Only data. What an actor does in detail comes from random numbers of its own, made from the seed and its number, so
   that leaving one out does not change the others.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import timedelta
 from random import Random
 
 from lsm.limits import Limits
+from lsm.retention import Retention
 from tools.simulation.faults import Rates, sample
 
 GRACE = 3600.0
@@ -52,6 +55,8 @@ class Scenario:
         named_deltas: Whether checkpoints say which channels are rebuilt from writes.
         exclusive: Whether runs refuse to overlap.
         rates: Of faults.
+        clocks: By how many seconds each node's clock is ahead.
+        retention: Every node's.
         phases: Who acts; between phases all is quiet, and checked.
         backups: Whether somebody makes backups between phases, and restores them.
     """
@@ -67,6 +72,8 @@ class Scenario:
     named_deltas: bool
     exclusive: bool
     rates: Rates
+    clocks: tuple[float, ...]
+    retention: Retention | None
     phases: tuple[tuple[Actor, ...], ...]
     backups: bool = False
 
@@ -83,6 +90,8 @@ _ROLES = {
     "copy": 0.5,
     "delete": 0.3,
 }
+_LATER_ROLES = {"copy": 3, "delete_runs": 2, "expire": 2, "read": 2, "collect": 1}
+_HIGHEST_STOP = 0.01
 
 
 def make(seed: int | str) -> Scenario:
@@ -117,7 +126,7 @@ def make(seed: int | str) -> Scenario:
         commit_deadline=60.0,
         grace=GRACE,
     )
-    return Scenario(
+    plain = Scenario(
         str(seed),
         appends,
         nodes,
@@ -129,6 +138,50 @@ def make(seed: int | str) -> Scenario:
         random.random() < 0.7,
         exclusive,
         sample(appends, random),
+        (0.0,) * nodes,
+        None,
         tuple(phases),
         random.random() < 0.15,
+    )
+    return _with_more(plain, Random(f"more {seed}"))
+
+
+def _with_more(plain: Scenario, random: Random) -> Scenario:
+    """A scenario, perhaps with more going on in it."""
+    if random.random() < 0.3:
+        return plain
+    numbers = iter(range(501, 1000))
+    threads = sorted({actor.thread for phase in plain.phases for actor in phase})
+    retention = _retention(random) if random.random() < 0.4 else None
+    roles = {role: weight for role, weight in _LATER_ROLES.items() if retention is not None or role != "expire"}
+    phases = []
+    for phase in plain.phases:
+        more = random.choices(list(roles), list(roles.values()), k=random.choice((0, 1, 2)))
+        size = random.choice((1, 2))
+        actors = [
+            Actor(next(numbers), role, random.randrange(plain.nodes), random.choice(threads), size) for role in more
+        ]
+        phases.append((*phase, *actors))
+    return replace(
+        plain,
+        rates=replace(plain.rates, stop=random.choice((0.0, 0.0, _HIGHEST_STOP * random.random()))),
+        clocks=_clocks(plain.nodes, random),
+        retention=retention,
+        phases=tuple(phases),
+    )
+
+
+def _clocks(nodes: int, random: Random) -> tuple[float, ...]:
+    """All right, or off within half the grace, as is promised to do no harm."""
+    most = random.choice((0.0, 0.0, GRACE / 2, GRACE / 2))
+    return tuple(random.uniform(-most, most) for _ in range(nodes))
+
+
+def _retention(random: Random) -> Retention:
+    """By age, count, idleness, or several of them."""
+    parts = [random.random() < 0.6 for _ in range(3)]
+    return Retention(
+        timedelta(seconds=random.choice((1.0, GRACE / 2, GRACE * 2))) if parts[0] else None,
+        random.choice((1, 2, 4)) if parts[1] else None,
+        timedelta(seconds=random.choice((GRACE / 2, GRACE * 2))) if parts[2] else None,
     )

@@ -76,6 +76,13 @@ def _smaller(scenario: Scenario) -> Iterator[Scenario]:
                 yield replace(scenario, phases=(*phases[:at], less, *phases[at + 1 :]))
     if scenario.nodes > 1:
         yield replace(scenario, nodes=scenario.nodes - 1)
+    if any(scenario.clocks):
+        yield replace(scenario, clocks=(0.0,) * len(scenario.clocks))
+    if scenario.retention is not None:
+        yield replace(scenario, retention=None)
+        for part in ("max_age", "max_checkpoints", "idle"):
+            if getattr(scenario.retention, part) is not None:
+                yield replace(scenario, retention=replace(scenario.retention, **{part: None}))
     if not scenario.verified:
         yield replace(scenario, verified=True)
     if scenario.compression != "none":

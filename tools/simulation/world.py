@@ -6,6 +6,8 @@ Rules of this module:
   the store, and its answer arrives at the caller; anything may happen in between.
 - A node is a process: one engine, with what it remembers. It dies with all its callers, without their `finally` having
   any effect on storage, and starts again empty.
+- A node may be stopped (SIGSTOP), whatever it holds: nobody in it goes on, and nothing that it asked of files is done.
+- Every node has a clock of its own; while all is quiet they are set, so that readers agree on what has expired.
 - What a caller has under way when it is interrupted or dies may still arrive at an object store. Of a file, a request
   has been carried out by then, or never will be; an append may be torn.
 """
@@ -69,11 +71,20 @@ class Node:
     Attributes:
         engine: Its engine. A node that has crashed gets a new one.
         life: How often it has been started.
+        ahead: By how many seconds its clock is.
     """
 
-    def __init__(self, world: World, name: str, make: Callable[[Callable[[int], bytes]], Engine], random: Random):
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        make: Callable[[Callable[[int], bytes]], Engine],
+        random: Random,
+        ahead: float = 0.0,
+    ):
         self.world = world
         self.name = name
+        self.ahead = ahead
         self.life = 0
         self.callers: dict[Caller, None] = {}
         self.flights: dict[Flight, None] = {}
@@ -84,7 +95,21 @@ class Node:
     def start(self) -> None:
         """Start it, empty."""
         self.life += 1
+        self._goes_on = 0.0
         self.engine = self._make(self._random.randbytes)
+
+    def stop(self) -> None:
+        """Stop it for a while."""
+        seconds = self.world.late(self._random)
+        self.world.story.tell(self.world.now, self.name, f"is STOPPED for {seconds:.0f} seconds")
+        self._goes_on = max(self._goes_on, self.world.now + seconds)
+
+    def defers(self, what: Callable[..., None], *args: Any) -> bool:
+        """Whether it is stopped; then something happens when it goes on."""
+        left = self._goes_on - self.world.now
+        if left > 0:
+            self.world.after(left, what, *args)
+        return left > 0
 
     def crash(self) -> None:
         """Kill it, and start it again."""
@@ -146,7 +171,7 @@ class Caller:
             self.steps.close()
 
     def _resume(self, turn: int, value: Any, error: BaseException | None) -> None:
-        if self.over or turn != self._turn:
+        if self.over or turn != self._turn or self.node.defers(self._resume, turn, value, error):
             return
         if self._interrupted and error is None:
             self._interrupted, error = False, Interrupted()
@@ -169,7 +194,7 @@ class Caller:
                 return
             if type(request) is not Now:
                 break
-            value, error = world.now, None
+            value, error = world.clock(self.node), None
         turn = self._turn
         self._perform(request, lambda value, error: self._resume(turn, value, error))
         if self._exposed and type(request) is not Sleep and self.random.random() < world.rates.interrupt:
@@ -181,7 +206,7 @@ class Caller:
         self._done(value, error)
 
     def _interrupt(self, turn: int) -> None:
-        if self.over or turn != self._turn:
+        if self.over or turn != self._turn or self.node.defers(self._interrupt, turn):
             return
         self.world.story.tell(self.world.now, self.name, "is INTERRUPTED")
         children = [child for child in self._children if not child.over]
@@ -206,7 +231,7 @@ class Caller:
                 raise Violation(f"{self.name} sleeps while the others wait for it")
             world.after(request.seconds, answer, None, None)
         elif kind is Now:
-            world.after(world.brief(self.random), answer, world.now, None)
+            world.after(world.brief(self.random), answer, world.clock(self.node), None)
         elif kind is Wait:
 
             def woken(future: Any) -> None:
@@ -226,7 +251,7 @@ class Caller:
 
     def _lock(self, key: str, turn: int, answer: Answer) -> None:
         world = self.world
-        if self.over or turn != self._turn:
+        if self.over or turn != self._turn or self.node.defers(self._lock, key, turn, answer):
             return
         if key in world.locked or key in world.held:
             world.wait(key, self.random, self._lock, key, turn, answer)
@@ -283,11 +308,16 @@ class Flight:
         self.node.flights[self] = None
         delay = world.brief(random) + (world.late(random) if self.fault is Fault.LATE else 0.0)
         world.after(delay, self._arrive)
-        rates = world.rates
-        if (rates.crash or rates.power) and (chance := random.random()) < rates.crash + rates.power:
-            life, node = self.node.life, self.node
-            strike = node.crash if chance < rates.crash else world.cut_power
-            world.after(random.random() * 0.02, lambda: strike() if node.life == life else None)
+        rates, node = world.rates, self.node
+        chance = random.random() if rates.crash or rates.power or rates.stop else 1.0
+        for rate, strike in ((rates.crash, node.crash), (rates.power, world.cut_power), (rates.stop, node.stop)):
+            if 0 <= chance < rate:
+                world.after(random.random() * 0.02, self._strike, node.life, strike)
+            chance -= rate
+
+    def _strike(self, life: int, strike: Callable[[], None]) -> None:
+        if self.node.life == life:
+            strike()
 
     def abandon(self, torn: bool = False) -> None:
         """Whoever asked is gone; `torn` where its process is, too."""
@@ -322,7 +352,7 @@ class Flight:
 
     def _arrive(self) -> None:
         world, request, fault, store = self.world, self.request, self.fault, self.world.store
-        if self._dropped:
+        if self._dropped or (store.appends and self.node.defers(self._arrive)):
             return
         if isinstance(request, _LOCKING) and world.waits(request):
             world.wait(request.key, self.random, self._arrive)
@@ -357,7 +387,7 @@ class Flight:
 
     def _synced(self) -> None:
         world, store = self.world, self.world.store
-        if world.locked.get(self._key) is not self:
+        if world.locked.get(self._key) is not self or self.node.defers(self._synced):
             return
         world.free(world.locked, self._key)
         if self.fault is Fault.SYNC:
@@ -408,6 +438,7 @@ class World:
         self.rates = rates
         self.grace = grace
         self.story = story
+        self.set_clocks: float | None = None
         self.store = Store(appends, lambda: self.now)
         self.nodes: list[Node] = []
         self.locked: dict[str, Flight] = {}
@@ -423,6 +454,10 @@ class World:
         """Have something happen after a while."""
         self._count += 1
         heappush(self._events, (self.now + delay, self._count, what, args))
+
+    def clock(self, node: Node) -> float:
+        """What a node takes for the time."""
+        return self.now + node.ahead if self.set_clocks is None else self.set_clocks
 
     def waits(self, request: Any) -> bool:
         """Whether a request must wait for another one, or for whoever holds a lock."""
