@@ -41,6 +41,7 @@ from lsm.read import Stored, materialise, reading
 from lsm.retention import Expire, Horizon, Retention
 from lsm.root import verify_root
 from lsm.steps import All, DeleteIf, Now, Steps, results
+from lsm.turn import ensure_gone
 from lsm.view import View
 
 logger = logging.getLogger("lsm")
@@ -331,7 +332,11 @@ class Engine:
         for attempt in range(_ATTEMPTS):
             view, listed = results((yield All([refresh(self.process, thread), list_all(segments_prefix(thread_id))])))
             if view is None:
-                break
+                try:
+                    yield from ensure_gone(self.process, thread)
+                    break
+                except Conflict:
+                    continue
             if only is not None and view.tag != only.tag:
                 return False
             # What is there for another incarnation is being made for the thread's successor.

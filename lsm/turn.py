@@ -123,3 +123,10 @@ def confirm(process: Process, thread: Thread, view: View, lock: Any) -> Steps[No
         process.adopt(thread, replace(view, tag=tag, loose=False, dropped=0))
     else:
         yield Ensure(thread.key, view.tag)
+
+
+def ensure_gone(process: Process, thread: Thread) -> Steps[None]:
+    """Before a removal is acknowledged because nothing was found: have that survive a power cut. Raises what `confirm`
+    does."""
+    if process.appends:
+        yield Ensure(thread.key, None)

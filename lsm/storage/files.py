@@ -239,9 +239,8 @@ class FileStorage:
             try:
                 self._place(os.link, temporary, request.key)
             except FileExistsError:
-                self._ensure_place(
-                    request.key
-                )  # whoever is told that it exists may take it for its own, and build on it
+                # Whoever is told that it exists may find that it is its own, and build on it.
+                self._ensure_place(request.key)
                 raise self._conflict(request.key) from None
             os.unlink(temporary)
             return self._note_placed(request.key, os.fstat(descriptor))
