@@ -139,7 +139,7 @@ FAULTS = [
         "lsm.collect:_remove",
         "if since <= now - grace:",
         "if since <= now:",
-        "referred to, and gone",
+        "referred to, and gone|is gone, although manifest",
         quick=True,
     ),
     Fault(
