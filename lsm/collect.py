@@ -3,11 +3,16 @@
 Rules of this module:
 
 - An object is garbage if no manifest names it and nobody can still be about to use it: a replaced segment once it was
-  replaced longer ago than the grace period, anything else once it was written longer ago than that.
-- A thread's manifest is read after its objects were listed: what was listed and is not named was not being committed
-  by the writer whose manifest was read, unless it is younger than the grace.
-- A write may be under way for longer than the grace (a machine that slept). So before anything is removed that was
-  never named, the manifest is changed: a write that is still to come, and would name it, then fails its condition.
+  replaced longer ago than the grace period, for readers of an older manifest; anything else once it was written longer
+  ago than that, and *fenced*.
+- A fence is a number in the manifest. Before anything is removed that was never named, the manifest is written with the
+  next number, on the condition that it still is the one that does not name it. A writer remembers the number that it
+  saw before it began to upload, and never names an upload under another one: it uploads anew.
+- So no clock decides between collector and writer. What was listed was uploaded under an older number than the new one;
+  if it was not named before the fence, it never will be. A thread without a manifest needs none: whoever uploads for a
+  thread has seen its manifest, and names nothing in the manifest of another incarnation.
+- What needs no write is removed first: on a full disk that is what makes room.
+- Only objects are touched whose whole name is one that this store makes (`lsm.format.names.kind_of`).
 """
 
 from __future__ import annotations
@@ -18,7 +23,7 @@ from dataclasses import dataclass, replace
 
 from lsm.errors import Conflict, CorruptionError, LSMError, Throttled, Unavailable
 from lsm.flush import rebased
-from lsm.format.names import MANIFESTS, SEGMENTS, manifest_key, segments_prefix, thread_id_of
+from lsm.format.names import MANIFESTS, SEGMENTS, kind_of, manifest_key, segments_prefix, thread_id_of
 from lsm.process import Process, Thread, refresh
 from lsm.steps import Delete, Entry, Get, List, Now, PutIf, Steps
 from lsm.view import View, open_view
@@ -30,31 +35,47 @@ _STRAYS = ("tmp/", "probe/")
 
 @dataclass(slots=True)
 class Collected:
-    """What was removed: objects and their bytes.
+    """What was removed, and what will be: objects and their bytes.
 
     Attributes:
-        ripe: When the youngest garbage that was left will be old enough, in seconds since the epoch; 0 where none was.
+        objects: How many were removed.
+        bytes: Their bytes.
+        waiting_objects: How much garbage was left, for it is not old enough yet.
+        waiting_bytes: Its bytes.
+        ripe: When the youngest of that will be old enough, in seconds since the epoch; 0 where none was left.
     """
 
     objects: int = 0
     bytes: int = 0
+    waiting_objects: int = 0
+    waiting_bytes: int = 0
     ripe: float = 0.0
 
     def add(self, other: Collected) -> None:
         """Count what was removed elsewhere."""
         self.objects += other.objects
         self.bytes += other.bytes
+        self.waiting_objects += other.waiting_objects
+        self.waiting_bytes += other.waiting_bytes
         self.ripe = max(self.ripe, other.ripe)
+
+    def wait(self, entry: Entry, until: float) -> None:
+        """Count an object that must wait."""
+        self.waiting_objects += 1
+        self.waiting_bytes += entry.size
+        self.ripe = max(self.ripe, until)
 
 
 def list_all(prefix: str) -> Steps[list[Entry]]:
-    """All objects below a prefix."""
+    """All objects of this store below a prefix."""
     entries: list[Entry] = []
+    after = None
     while True:
-        page = yield List(prefix, entries[-1].key if entries else None)
-        entries += page.entries
+        page = yield List(prefix, after)
+        entries += [entry for entry in page.entries if kind_of(entry.key) is not None]
         if not page.more or not page.entries:
             return entries
+        after = page.entries[-1].key
 
 
 def collect_thread(process: Process, thread: Thread, grace: float, dry_run: bool = False) -> Steps[Collected]:
@@ -66,9 +87,11 @@ def collect_thread(process: Process, thread: Thread, grace: float, dry_run: bool
         grace: How old garbage must be, in seconds.
         dry_run: Only count.
     """
+    total = Collected()
     entries = yield from list_all(segments_prefix(thread.id))
     view = yield from refresh(process, thread)
-    return (yield from _remove(process, entries, view, grace, dry_run))
+    yield from _remove(process, entries, view, grace, dry_run, total)
+    return total
 
 
 def collect(
@@ -83,12 +106,14 @@ def collect(
         process: The process.
         grace: How old garbage must be, in seconds.
         dry_run: Only count.
-        failed: Told the keys of manifests that cannot be read; of their threads nothing is removed.
+        failed: Told the keys of manifests that cannot be read, or not be written, and why: the others go on.
 
     Raises:
-        LSMError: If a manifest cannot be read and nobody is to be told.
+        LSMError: If a manifest cannot be read or written, and nobody is to be told.
     """
     total = Collected()
+    for prefix in _STRAYS:
+        yield from _remove(process, (yield from list_all(prefix)), None, grace, dry_run, total)
     by_folder: dict[str, list[Entry]] = {}
     for entry in (yield from list_all(SEGMENTS)):
         by_folder.setdefault(entry.key.rsplit("/", 1)[0], []).append(entry)
@@ -96,14 +121,11 @@ def collect(
         manifest = MANIFESTS + folder.removeprefix(SEGMENTS)
         try:
             view = yield from _view_of(process, manifest)
+            yield from _remove(process, entries, view, grace, dry_run, total)
         except LSMError as error:
             if failed is None:
                 raise
             failed(manifest, error)
-            continue
-        total.add((yield from _remove(process, entries, view, grace, dry_run)))
-    for prefix in _STRAYS:
-        total.add((yield from _remove(process, (yield from list_all(prefix)), None, grace, dry_run)))
     return total
 
 
@@ -122,38 +144,45 @@ def _view_of(process: Process, manifest: str) -> Steps[View | None]:
 
 
 def _remove(
-    process: Process, entries: Sequence[Entry], view: View | None, grace: float, dry_run: bool
-) -> Steps[Collected]:
+    process: Process, entries: Sequence[Entry], view: View | None, grace: float, dry_run: bool, total: Collected
+) -> Steps[None]:
+    """Remove the garbage among the objects of one thread, which were listed before its view was read."""
     now = yield Now()
     named = {info.ulid for info in view.segments()} if view is not None else set()
     retired = dict(view.header.retired) if view is not None else {}
-    garbage, ripe = [], 0.0
+    free: list[Entry] = []  # what nobody can name any more
+    orphans: list[Entry] = []
     for entry in entries:
         name = entry.key.rsplit("/", 1)[-1]
         if name in named:
             continue
         since = max(entry.modified, retired.get(name, 0))
         if since <= now - grace:
-            garbage.append(entry)
+            (free if view is None or name in retired else orphans).append(entry)
         else:
-            ripe = max(ripe, since + grace)
-    orphans = [name for entry in garbage if (name := entry.key.rsplit("/", 1)[-1]) not in retired]
-    if view is not None and orphans and not dry_run and not (yield from _fence(process, view, orphans[-1], now)):
-        garbage = [entry for entry in garbage if entry.key.rsplit("/", 1)[-1] in retired]  # the others another time
-        ripe = max(ripe, now)
+            total.wait(entry, since + grace)
+    yield from _take(free, dry_run, total)
+    if view is not None and orphans and not dry_run and not (yield from _fence(process, view)):
+        for entry in orphans:
+            total.wait(entry, now)
+        return
+    yield from _take(orphans, dry_run, total)
+
+
+def _take(garbage: Sequence[Entry], dry_run: bool, total: Collected) -> Steps[None]:
     if not dry_run:
         yield from delete_all([entry.key for entry in garbage])
-    return Collected(len(garbage), sum(entry.size for entry in garbage), ripe)
+    total.add(Collected(len(garbage), sum(entry.size for entry in garbage)))
 
 
-def _fence(process: Process, view: View, orphan: str, now: float) -> Steps[bool]:
-    """Change a manifest, so that no write that was made for it as it is can succeed any more: an orphan is entered as
-    replaced. Answers whether that succeeded for sure; else there is always another time."""
-    header = replace(view.header, retired=(*view.header.retired, (orphan, int(now))))
+def _fence(process: Process, view: View) -> Steps[bool]:
+    """Have no writer name what this view does not name and what was uploaded before now. Answers whether that is so for
+    sure; else there is always another time."""
+    header = replace(view.header, fence=view.header.fence + 1)
     frames = view.tail.frames[: view.count]
     after = rebased(view, header, process.compression, frames, header.seq)
     try:
-        yield PutIf(view.key, b"".join((after.header_bytes, *(raw for _, raw in frames))), view.tag)
+        yield PutIf(view.key, b"".join(after.parts()), view.tag)
     except (Conflict, Throttled, Unavailable):
         return False
     if view.dropped:

@@ -10,6 +10,7 @@ Rules of this module:
   manifest is read again and asked for the commit id.
 - What is sent is made from the view that it is conditional on (see `lsm.frame`). After a conflict it is made anew.
 - A flush is uploaded beside a commit, and lands with the next.
+- What was uploaded counts only while the thread's fence is what it was before the upload began (see `lsm.collect`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from lsm.errors import ConcurrentRunError, LSMError, Unavailable
+from lsm.errors import ConcurrentRunError, LSMError
 from lsm.find import latest
 from lsm.flush import landed, prepare
 from lsm.format.manifest import MARK_SIZE, CommitId, Header, pack_header
@@ -30,7 +31,7 @@ from lsm.frame import Change, Nothing, Put, ValueSegment, keep_values, make_fram
 from lsm.limits import MANIFEST
 from lsm.process import Process, Thread, refresh
 from lsm.root import verify_root
-from lsm.steps import All, Append, Now, PutIf, Steps, Wait, results
+from lsm.steps import All, Append, PutIf, Steps, Wait, results
 from lsm.turn import confirm, give_way, until_stored
 from lsm.upload import upload
 from lsm.view import View, assemble
@@ -216,7 +217,7 @@ def _send(process: Process, thread: Thread, view: View | None, batch: Batch, now
             # What is uploaded for a thread needs a manifest that the collector can change: see `lsm.collect`.
             view = replace(view, tag=(yield PutIf(thread.key, view.header_bytes, None)))
     flush = thread.flush
-    if flush is not None and (not flush.fits(view) or now - flush.made > process.limits.grace / 2):
+    if flush is not None and not flush.fits(view):
         flush = thread.flush = None
     asked = any(isinstance(entry.change, Nothing) for entry in batch.members)
     if flush is not None and asked and flush.view.count < view.count:
@@ -249,9 +250,6 @@ def _send(process: Process, thread: Thread, view: View | None, batch: Batch, now
     full = view.tail_size + len(made.raw) > process.limits.tail or len(view.tail.segments) >= _MOST_SEGMENTS
     if flush is None and view.count and full:
         beside = prepare(view, process.compression, now, process.entropy(6))
-    uploads = [part.made for part in (flush, made.segment) if part]
-    if uploads and (yield Now()) - min(uploads) > process.limits.grace / 2:
-        raise Unavailable(f"{thread.key}: an upload took so long that the collector may take it for an orphan")
     batch.sent = True
     if beside is None:
         outcomes = [(yield request)]

@@ -117,7 +117,7 @@ def compact(process: Process, thread: Thread, choose: Callable[[View], tuple[Seg
         view = yield from refresh(process, thread)
         if view is None or not (inputs := choose(view)):
             return False
-        plan = Plan(view, inputs, drained(view, inputs, process.limits), thread.id, view.incarnation)
+        plan = Plan(view, inputs, drained(view, inputs, process.limits), thread.id, view.incarnation, view.header.fence)
         try:
             yield from swap(process, thread, (yield from rewrite(process, thread, plan)))
             return True
@@ -141,7 +141,15 @@ def keep(process: Process, thread: Thread, make_rule: Callable[[], KeepRule]) ->
         view = yield from _flushed(process, thread)
         if view is None or not (inputs := all_logs(view)):
             return
-        plan = Plan(view, inputs, drained(view, inputs, process.limits), thread.id, view.incarnation, make_rule())
+        plan = Plan(
+            view,
+            inputs,
+            drained(view, inputs, process.limits),
+            thread.id,
+            view.incarnation,
+            view.header.fence,
+            make_rule(),
+        )
         try:
             yield from swap(process, thread, (yield from rewrite(process, thread, plan)))
         except (Outdated, SegmentGone) as error:
@@ -219,7 +227,9 @@ def copy(process: Process, source: Thread, target: Thread) -> Steps[None]:
                 continue
             # What the target has, be it by an earlier copy, is the newer.
             older = min((info.base for info in there.header.segments), default=1) - 1
-            plan = Plan(view, inputs, (), target.id, there.incarnation, copying=True, older=min(older, 0))
+            plan = Plan(
+                view, inputs, (), target.id, there.incarnation, there.header.fence, copying=True, older=min(older, 0)
+            )
             yield from graft(process, target, (yield from rewrite(process, source, plan)))
             return
         except (Conflict, Outdated, SegmentGone, Throttled, Unavailable) as error:

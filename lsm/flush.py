@@ -39,17 +39,15 @@ class Flush:
         info: The segment.
         body: Its bytes.
         slots: The slot of every value that the frames held themselves, by the identity of its record.
-        made: When, in seconds since the epoch.
     """
 
     view: View
     info: SegmentInfo
     body: bytes
     slots: Mapping[int, Slot]
-    made: float
 
     def fits(self, view: View) -> bool:
-        """Whether it may still take the place of a view's frames."""
+        """Whether it may still take the place of a view's frames: their header is the same, its fence included."""
         own = self.view
         return (
             view.header_bytes == own.header_bytes
@@ -114,7 +112,7 @@ def prepare(view: View, compression: Compression, now: float, random: bytes) -> 
         else:
             writer.add(replace(record, value=store(record)), guest)
     info = writer.finish()
-    return Flush(view, info, writer.take(), slots, now)
+    return Flush(view, info, writer.take(), slots)
 
 
 def _is_new(view: View, namespace: str, id_: str) -> bool:

@@ -130,12 +130,13 @@ class ValueSegment:
     body: bytes
     values: list[bytes]
     slots: list[Slot]
-    made: float
     incarnation: bytes
+    fence: int
 
-    def serves(self, bodies: list[bytes], view: View, oldest: float) -> bool:
-        """Whether it can be used again. Whoever deletes a thread deletes what was uploaded for that incarnation."""
-        return self.values == bodies and self.incarnation == view.incarnation and self.made >= oldest
+    def serves(self, bodies: list[bytes], view: View) -> bool:
+        """Whether it can be used again. Whoever deletes a thread deletes what was uploaded for that incarnation, and a
+        collector that may take what nobody has named yet raises the fence first."""
+        return self.values == bodies and (self.incarnation, self.fence) == (view.incarnation, view.header.fence)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +175,7 @@ def make_frame(
         changes: What it tells of.
         id_: The commit's id.
         segment: The segment that an earlier attempt stored, if there is one.
-        now: A time that is not later than it is, in seconds since the epoch.
+        now: About what time it is, in seconds since the epoch.
         patient: Whether to try again where the store is busy.
 
     Raises:
@@ -190,7 +191,7 @@ def make_frame(
     info = None
     if large:
         bodies = [record.value for record in large if isinstance(record.value, bytes)]
-        if segment is None or not segment.serves(bodies, view, now - process.limits.grace / 2):
+        if segment is None or not segment.serves(bodies, view):
             segment = _value_segment(process, view, large, bodies, now)
             yield from upload(segment_key(thread.id, segment.info.ulid), segment.body, patient)
         info = replace(segment.info, number=view.next_number, base=seq, top=seq)
@@ -228,7 +229,7 @@ def _value_segment(
     writer = SegmentWriter(make_ulid(now, view.incarnation, process.entropy(6)), process.compression, values=True)
     slots = [writer.store(type(record), value) for record, value in zip(records, values, strict=True)]
     info = writer.finish()
-    return ValueSegment(info, writer.take(), values, slots, now, view.incarnation)
+    return ValueSegment(info, writer.take(), values, slots, view.incarnation, view.header.fence)
 
 
 def _settled(

@@ -10,13 +10,12 @@ Rules of this module:
 
 from __future__ import annotations
 
-from math import inf
 from typing import Any
 
 from lsm.format.names import make_ulid, segment_key
 from lsm.format.segment import SegmentInfo, SegmentWriter
 from lsm.process import Process
-from lsm.steps import AbortUpload, FinishUpload, Now, OpenUpload, Steps, UploadPart
+from lsm.steps import AbortUpload, FinishUpload, OpenUpload, Steps, UploadPart
 from lsm.upload import upload
 
 _PART = 8 << 20
@@ -35,13 +34,11 @@ class Output:
 
     Attributes:
         writer: Takes what is written.
-        begun: When it began to be stored, in seconds since the epoch; infinite before.
     """
 
     def __init__(self, process: Process, thread_id: str, incarnation: bytes, base: int, now: float, values: bool):
         name = make_ulid(now, incarnation, process.entropy(6))
         self.writer = SegmentWriter(name, process.compression, base, values, called=int(values))
-        self.begun = inf
         self._key = segment_key(thread_id, name)
         self._handle: Any = None
         self._parts: list[bytes] = []
@@ -54,7 +51,6 @@ class Output:
         self._size += len(part)
         if self._size >= _PART:
             if self._handle is None:
-                self.begun = yield Now()
                 self._handle = yield OpenUpload(self._key)
             yield UploadPart(self._handle, b"".join(self._parts))
             self._parts, self._size = [], 0
@@ -64,7 +60,6 @@ class Output:
         info = self.writer.finish()
         rest = b"".join([*self._parts, self.writer.take()])
         if self._handle is None:
-            self.begun = yield Now()
             yield from upload(self._key, rest)
         else:
             yield UploadPart(self._handle, rest)

@@ -20,7 +20,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import inf
 from typing import Any, NamedTuple
 
 from lsm.format.bloom import has
@@ -60,7 +59,7 @@ class Rewritten:
         inputs: The names of those that they replace.
         incarnation: The incarnation that they are for.
         seq: The last commit that was in segments when they were read: what was flushed since has a higher number.
-        begun: When the first of them began to be stored, in seconds since the epoch.
+        fence: The fence of the thread that they are for, before the first of them began to be stored.
         live: For every segment that stays, by its name, how many of its bytes are still referred to.
         dropped: The blobs that are gone, where a keep-rule dropped any.
         unlinked: The checkpoints that are gone or hidden.
@@ -73,7 +72,7 @@ class Rewritten:
     inputs: set[str]
     incarnation: bytes
     seq: int
-    begun: float = inf
+    fence: int
     live: dict[str, int] = field(default_factory=dict)
     dropped: set[BlobKey] = field(default_factory=set)
     unlinked: set[CheckpointKey] = field(default_factory=set)
@@ -92,6 +91,7 @@ class Plan:
         rule: What to keep; all that nothing newer has replaced, where there is none.
         target: The thread that the new segments are for.
         incarnation: That thread's.
+        fence: That thread's.
         copying: Whether `target` is another thread, in which nothing may be replaced.
         older: The `seq` of what is copied: lower than all in the target.
     """
@@ -101,6 +101,7 @@ class Plan:
     drained: tuple[SegmentInfo, ...]
     target: str
     incarnation: bytes
+    fence: int
     rule: KeepRule | None = None
     copying: bool = False
     older: int = 0
@@ -160,7 +161,7 @@ class _Copy:
         self._lenders: dict[tuple[int, int], Slot] = {}
         self._elsewhere: dict[BlobKey, Pieces | None] = {}
         inputs = {info.ulid for info in (*plan.inputs, *plan.drained)}
-        self._made = Rewritten([], inputs, plan.incarnation, plan.view.header.seq)
+        self._made = Rewritten([], inputs, plan.incarnation, plan.view.header.seq, plan.fence)
 
     def run(self) -> Steps[None]:
         blobs = Rows(self._process, self._thread, self._plan.inputs, blobs=True)
@@ -182,7 +183,6 @@ class _Copy:
             made.segments.append((yield from self._values.finish()))
         if self._log.writer.rows:
             made.segments.append((yield from self._log.finish()))
-        made.begun = min(self._values.begun, self._log.begun)
         oldest = min((info.base for info in self._plan.inputs), default=0)
         for segment in self._plan.view.header.segments:
             known = self._plan.whole or segment.base > oldest  # else records that stay may refer to it, too

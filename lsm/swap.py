@@ -133,10 +133,9 @@ def _store(
         if sent and view is not None and ours and ours <= {info.ulid for info in view.header.segments}:
             yield from confirm(process, thread, view, lock)
             return
-        now = yield Now()
-        if now - made.begun > process.limits.grace / 2:
-            raise Outdated("the collector may be about to take what was made for an orphan")
-        header = yield from change(view, now)
+        if view is not None and view.header.fence != made.fence:
+            raise Outdated("a collector may have taken what was made for an orphan")
+        header = yield from change(view, (yield Now()))
         whole = bool(made.peaks) and (view is None or made.inputs >= _log_names(view))
         after = yield from _carry(process, thread, view, header, made, whole)
         body = b"".join(after.parts())

@@ -109,7 +109,7 @@ def borrowing(saver: LSMSaver) -> int:
 def rewritten(saver: LSMSaver, emptied: tuple[SegmentInfo, ...], rule: KeepRule | None = None) -> Rewritten:
     """All segments, rewritten, but not swapped in."""
     view, process = view_of(saver), saver._engine.process
-    plan = Plan(view, all_logs(view), emptied, "t", view.incarnation, rule)
+    plan = Plan(view, all_logs(view), emptied, "t", view.incarnation, view.header.fence, rule)
     made: Rewritten = run(saver, rewrite(process, process.thread("t"), plan))
     return made
 

@@ -56,7 +56,7 @@ class History:
         """Rewrite all segments, or all but the oldest."""
         process, view = self.saver._engine.process, self.view()
         inputs = all_logs(view)[1:] if only_new else all_logs(view)
-        plan = Plan(view, inputs, drained(view, inputs, process.limits), "t", view.incarnation)
+        plan = Plan(view, inputs, drained(view, inputs, process.limits), "t", view.incarnation, view.header.fence)
         made: Rewritten = self.run(rewrite(process, process.thread("t"), plan))
         return made
 

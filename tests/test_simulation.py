@@ -135,12 +135,38 @@ FAULTS = [
         "the chain of .* the writes on 'log' are",
     ),
     Fault(
-        "collected without grace",
+        "collected without a fence",
         "lsm.collect:_remove",
-        "if since <= now - grace:",
-        "if since <= now:",
+        "and not (yield from _fence(process, view)):",
+        "and False:",
+        "which its directory does not have|referred to, and gone|is gone, although manifest",
+        quick=True,
+    ),
+    Fault(
+        "a commit does not compare the fence",
+        "lsm.frame:ValueSegment.serves",
+        "(self.incarnation, self.fence) == (view.incarnation, view.header.fence)",
+        "self.incarnation == view.incarnation",
         "referred to, and gone|is gone, although manifest",
         quick=True,
+    ),
+    Fault(
+        "a rewrite does not compare the fence",
+        "lsm.swap:_store",
+        "view.header.fence != made.fence",
+        "False",
+        "referred to, and gone|is gone, although manifest",
+        quick=True,
+    ),
+    Fault(
+        "an upload that was begun before a fence counts as begun after it",
+        "lsm.frame:make_frame",
+        "yield from upload(segment_key(thread.id, segment.info.ulid), segment.body, patient)",
+        "yield from upload(segment_key(thread.id, segment.info.ulid), segment.body, patient)\n"
+        "            from lsm.process import refresh\n"
+        "            newest = yield from refresh(process, thread)\n"
+        "            segment.fence = newest.header.fence if newest is not None else 0",
+        "referred to, and gone|is gone, although manifest",
     ),
     Fault(
         "a stale pointer is followed",

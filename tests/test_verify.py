@@ -15,7 +15,7 @@ from langgraph.checkpoint.lsm import LSMSaver
 from lsm.drive import Runtime, run
 from lsm.engine import Engine
 from lsm.format.manifest import Header, pack_header, unpack_header
-from lsm.format.names import manifest_key, segments_prefix
+from lsm.format.names import manifest_key, segment_key, segments_prefix
 from lsm.format.records import Checkpoint, Writes
 from lsm.format.segment import SegmentInfo
 from lsm.steps import Create, Delete, Get, GetRanges, List, PutIf
@@ -284,8 +284,8 @@ def test_a_chain_is_whole_where_a_value_ends_it_or_a_rewrite_cut_it() -> None:
 
 
 def test_garbage_is_counted_and_is_no_problem(store: MemoryStorage) -> None:
-    store.execute(Create(segments_prefix("t") + "orphan", b"12345"))
-    store.execute(Create(segments_prefix("nobody") + "orphan", b"123"))
+    store.execute(Create(segment_key("t", "0" * 26), b"12345"))
+    store.execute(Create(segment_key("nobody", "0" * 26), b"123"))
     report = verified(store)
     assert (report.problems, report.garbage.objects, report.garbage.bytes) == ([], 1, 5)
     found = run(verify_store(engine_on(store).process), store)

@@ -64,6 +64,8 @@ class Header:
             hidden checkpoints.
         partial: The namespaces of which the head is carried without all its writes, for there are too many.
         chain: What the checksum of the first frame goes on from: that of the last commit in the segments.
+        fence: How often a collector was about to remove what was never named: what was uploaded under an older number
+            may be gone.
     """
 
     thread_id: str
@@ -81,6 +83,7 @@ class Header:
     stray: bool = False
     partial: tuple[str, ...] = ()
     chain: int = 0
+    fence: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +146,7 @@ def pack_header(header: Header, compression: Compression) -> bytes:
             header.stray,
             header.partial,
             header.chain,
+            header.fence,
         )
     )
     sealed = seal(body, compression, header.incarnation, META)
@@ -173,11 +177,12 @@ def unpack_header(data: bytes, where: str) -> tuple[Header, int]:
     body = unseal(data[PRELUDE_SIZE:end], incarnation, where, META)
     try:
         fields = msgpack.unpackb(body, unicode_errors="surrogatepass")
-        thread_id, seq, next_number, segments, carried, inline, *known, stray, partial, chain = fields
-        heads, peaks, commits, retired, changed = known
+        thread_id, seq, next_number, segments, carried, inline, *known, partial, chain, fence = fields
+        heads, peaks, commits, retired, changed, stray = known
         texts = [thread_id, *(text for head in heads for text in head), *(text for peak in peaks for text in peak[:2])]
         texts += [*(ulid for ulid, _ in retired), *partial]
-        numbers = [seq, next_number, changed, chain, *(count for _, count in commits), *(at for _, at in retired)]
+        numbers = [seq, next_number, changed, chain, fence]
+        numbers += [*(count for _, count in commits), *(at for _, at in retired)]
         raws = [*(value for _, value in inline), *(writer for writer, _ in commits)]
         for kind, values in ((str, texts), (int, numbers), (bytes, raws), (bool, [stray])):
             if not all(type(value) is kind for value in values):
@@ -199,6 +204,7 @@ def unpack_header(data: bytes, where: str) -> tuple[Header, int]:
             stray,
             tuple(partial),
             chain,
+            fence,
         )
     except CorruptionError:
         raise

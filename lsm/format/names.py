@@ -10,7 +10,9 @@ Rules of this module:
 from __future__ import annotations
 
 import hashlib
+import re
 from functools import lru_cache
+from typing import Literal
 
 ROOT_KEY = "lsm.json"
 MANIFESTS = "manifests/"
@@ -20,6 +22,7 @@ SWEEPS = "sweep/"
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-_")
 _LONGEST = 120
 _DIGEST = "=="
+_DIGESTS = re.compile(f"{_DIGEST}[0-9a-f]{{64}}")
 MOST_THREAD_ID = 4096
 """No thread id is longer, in characters."""
 
@@ -116,6 +119,41 @@ def sweep_key(shard: int, shards: int) -> str:
         'sweep/0-of-4'
     """
     return f"{SWEEPS}{shard}-of-{shards}"
+
+
+Kind = Literal["root", "manifest", "segment", "sweep", "probe", "temporary"]
+
+_NUMBER = "(?:0|[1-9][0-9]*)"
+_KINDS: tuple[tuple[Kind, re.Pattern[str]], ...] = (
+    ("manifest", re.compile(r"manifests/([0-9a-f]{2})/([^/]+)")),
+    ("segment", re.compile(r"segments/([0-9a-f]{2})/([^/]+)/[0-7][0-9a-hjkmnp-tv-z]{25}")),
+    ("sweep", re.compile(rf"sweep/{_NUMBER}-of-[1-9][0-9]*")),
+    ("probe", re.compile(r"probe/[0-9a-f]{24}")),
+    ("temporary", re.compile(r"tmp/[0-9a-f]{32}")),
+    ("root", re.compile(re.escape(ROOT_KEY))),
+)
+
+
+def kind_of(key: str) -> Kind | None:
+    """What an object is, by its whole name; `None` for what this store never makes, which is somebody else's.
+
+    Example:
+        >>> kind_of("manifests/c6/user-1"), kind_of("manifests/00/user-1"), kind_of("probe/notes.txt")
+        ('manifest', None, None)
+    """
+    for kind, pattern in _KINDS:
+        found = pattern.fullmatch(key)
+        if found is not None:
+            return kind if kind not in ("manifest", "segment") or _is_at(*found.groups()) else None
+    return None
+
+
+def _is_at(spread: str, name: str) -> bool:
+    """Whether a thread of this name lies below these two digits."""
+    if _DIGESTS.fullmatch(name):
+        return name[len(_DIGEST) :].startswith(spread)
+    thread_id = thread_id_of(name)
+    return thread_id is not None and _spread(thread_id) == spread
 
 
 _CROCKFORD = "0123456789abcdefghjkmnpqrstvwxyz"

@@ -211,9 +211,11 @@ class Cast:
         yield from self._care(actor, node, "compact", lambda engine: engine.compact(actor.thread))
 
     def _collect(self, actor: Actor, node: Node, random: Random) -> Steps[None]:
-        yield Sleep(random.choice((0.1, 1.0, self.world.grace, self.world.grace * 2)))
-        for _ in range(4 * actor.size):
-            yield from self._care(actor, node, "collect", lambda engine: engine.collect(self.world.grace))
+        hasty = self.scenario.hasty
+        grace = 0.0 if hasty else self.world.grace
+        yield Sleep(random.choice((0.1, 0.2) if hasty else (0.1, 1.0, self.world.grace, self.world.grace * 2)))
+        for _ in range((16 if hasty else 4) * actor.size):
+            yield from self._care(actor, node, "collect", lambda engine: engine.collect(grace))
             yield Sleep(random.random() * 0.1)
 
     def _prune(self, actor: Actor, node: Node, random: Random) -> Steps[None]:

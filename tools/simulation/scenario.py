@@ -59,6 +59,7 @@ class Scenario:
         retention: Every node's.
         phases: Who acts; between phases all is quiet, and checked.
         backups: Whether somebody makes backups between phases, and restores them.
+        hasty: Whether collectors wait for no grace, and come often.
     """
 
     seed: str
@@ -76,6 +77,7 @@ class Scenario:
     retention: Retention | None
     phases: tuple[tuple[Actor, ...], ...]
     backups: bool = False
+    hasty: bool = False
 
 
 _ROLES = {
@@ -99,6 +101,7 @@ def make(seed: int | str) -> Scenario:
     random = Random(f"scenario {seed}")
     appends = random.random() < 0.4
     nodes = random.choice((1, 2, 2, 3))
+    hasty = Random(f"hasty {seed}").random() < 0.2
     exclusive = random.random() < 0.25
     threads = ["a"] if exclusive or random.random() < 0.6 else ["a", "b"]
     numbers = iter(range(1, 1000))
@@ -107,6 +110,7 @@ def make(seed: int | str) -> Scenario:
         roles = [
             *(["chat"] * (3 if exclusive else 1)),
             *random.choices(list(_ROLES), list(_ROLES.values()), k=random.randrange(1, 4)),
+            *(["compact", "collect", "collect"] if hasty else []),
         ]
         phases.append(
             tuple(
@@ -133,7 +137,7 @@ def make(seed: int | str) -> Scenario:
         limits,
         "zstd" if random.random() < 0.3 else "none",
         random.choice((0, 3_000, 20_000, 1 << 24, 1 << 24, 1 << 24, 1 << 24)),
-        random.random() < 0.9,
+        random.random() < 0.9 or hasty,  # who collects without grace would take the probe of a new root
         random.random() < 0.15,
         random.random() < 0.7,
         exclusive,
@@ -142,6 +146,7 @@ def make(seed: int | str) -> Scenario:
         None,
         tuple(phases),
         random.random() < 0.15,
+        hasty,
     )
     return _with_more(plain, Random(f"more {seed}"))
 
