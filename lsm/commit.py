@@ -11,6 +11,8 @@ Rules of this module:
 - What is sent is made from the view that it is conditional on (see `lsm.frame`). After a conflict it is made anew.
 - A flush is uploaded beside a commit, and lands with the next.
 - What was uploaded counts only while the thread's fence is what it was before the upload began (see `lsm.collect`).
+- A batch that the manifest has no room for *spills*: with all frames before it, it becomes a segment, which is uploaded
+  first and lands with the batch's own commit. What decides is the size of what would be sent.
 """
 
 from __future__ import annotations
@@ -22,13 +24,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from lsm.errors import ConcurrentRunError, LSMError
+from lsm.errors import ConcurrentRunError, LSMError, Refused
 from lsm.find import latest
-from lsm.flush import landed, prepare
-from lsm.format.manifest import MARK_SIZE, CommitId, Header, pack_header
+from lsm.flush import Flush, landed, prepare, rebased, spilled
+from lsm.format.manifest import MARK_SIZE, CommitId, Frame, Header, pack_header
 from lsm.format.names import segment_key
 from lsm.frame import Change, Nothing, Put, ValueSegment, keep_values, make_frame, stub_size
-from lsm.limits import MANIFEST
+from lsm.limits import HEADER, MANIFEST
 from lsm.process import Process, Thread, refresh
 from lsm.root import verify_root
 from lsm.steps import All, Append, PutIf, Steps, Wait, results
@@ -85,7 +87,6 @@ def commit(process: Process, thread: Thread, change: Change) -> Steps[None]:
         CommitTimeout: If other writers or the store kept it from being stored until the deadline.
         ConcurrentRunError: If it is exclusive and the head is another.
         StorageError: If the store refuses.
-        ValueError: If its names alone are too large.
     """
     entry = Entry(change, stub_size(change.record) if change.record else 0)
     with thread.lock:
@@ -222,7 +223,7 @@ def _send(process: Process, thread: Thread, view: View | None, batch: Batch, now
     asked = any(isinstance(entry.change, Nothing) for entry in batch.members)
     if flush is not None and asked and flush.view.count < view.count:
         flush = thread.flush = None
-    if flush is None and view.count and (asked or view.size + _MOST_STUBS + process.limits.frame > MANIFEST):
+    if flush is None and view.count and asked:
         flush = prepare(view, process.compression, now, process.entropy(6))
         yield from upload(segment_key(thread.id, flush.info.ulid), flush.body, lock is None)
     yield from _refuse(process, thread, view, batch)
@@ -241,14 +242,21 @@ def _send(process: Process, thread: Thread, view: View | None, batch: Batch, now
     batch.uploaded = made.segment
     if made.frame is None and flush is None:
         return
-    if flush is not None or view.tag is None or view.loose:
-        request: Any = PutIf(thread.key, b"".join((*base.parts(), made.raw)), view.tag, lock)
+    frames = [(made.frame, made.raw)] if made.frame else []
+    spill = None
+    if _overflows(process, base, made.raw):
+        if view.tag is None:  # see above
+            view = replace(view, tag=(yield PutIf(thread.key, view.header_bytes, None)))
+        spill = yield from _spill(process, thread, base, frames, now, lock is None)
+        request: Any = PutIf(thread.key, b"".join(spill.after.parts()), view.tag, lock)
+    elif flush is not None or view.tag is None or view.loose:
+        request = PutIf(thread.key, b"".join((*base.parts(), made.raw)), view.tag, lock)
     else:
         old = () if process.appends else base.parts()
         request = Append(thread.key, old, made.raw, view.tag, lock, MARK_SIZE)
     beside = None
     full = view.tail_size + len(made.raw) > process.limits.tail or len(view.tail.segments) >= _MOST_SEGMENTS
-    if flush is None and view.count and full:
+    if flush is None and spill is None and view.count and full:
         beside = prepare(view, process.compression, now, process.entropy(6))
     batch.sent = True
     if beside is None:
@@ -257,8 +265,11 @@ def _send(process: Process, thread: Thread, view: View | None, batch: Batch, now
         outcomes = yield All([request, upload(segment_key(thread.id, beside.info.ulid), beside.body, lock is None)])
         if isinstance(outcomes[0], BaseException):
             raise outcomes[0]
-    with thread.lock:
-        after = base.extended([(made.frame, made.raw)] if made.frame else [], outcomes[0])
+    if spill is not None:
+        after = replace(spill.after, tag=outcomes[0])
+    else:
+        with thread.lock:
+            after = base.extended(frames, outcomes[0])
     thread.flush = None
     if view.dropped:
         logger.warning(
@@ -273,8 +284,64 @@ def _send(process: Process, thread: Thread, view: View | None, batch: Batch, now
     process.adopt(thread, after)
     if beside is not None and not isinstance(outcomes[1], BaseException):
         thread.flush = beside
-    keep_values(process, after, made)
+    keep_values(process, spill.before if spill else after, made)
+    if spill is not None:
+        _keep_spilled(process, spill, after, members)
     logger.debug("thread %r: commit %d with %d changes", thread.id, after.seq, len(members))
+
+
+@dataclass(frozen=True, slots=True)
+class _Spill:
+    """A batch that is stored as a part of a segment, for the manifest has no room for its frame.
+
+    Attributes:
+        before: The view with the frame, which is stored nowhere.
+        flush: The segment of all that is in that view's frames.
+        after: The view in which the segment stands for them.
+    """
+
+    before: View
+    flush: Flush
+    after: View
+
+
+def _overflows(process: Process, base: View, raw: bytes) -> bool:
+    """Whether a view and one more frame are more than a manifest holds, or than one should."""
+    largest = process.limits.frame + _MOST_STUBS
+    return len(base.header_bytes) > HEADER or len(raw) > largest or base.size + len(raw) > MANIFEST
+
+
+def _spill(
+    process: Process, thread: Thread, base: View, frames: list[tuple[Frame, bytes]], now: float, patient: bool
+) -> Steps[_Spill]:
+    """Store a frame, and those before it, as a segment."""
+    seq = base.header.seq
+    # Other readers have the base's records at hand, and the frame may never be stored: it goes into a view of its own.
+    before = rebased(base, base.header, process.compression, base.tail.frames[: base.count], seq).extended(frames, None)
+    flush = prepare(before, process.compression, now, process.entropy(6))
+    yield from upload(segment_key(thread.id, flush.info.ulid), flush.body, patient)
+    after = landed(flush, before, process.limits, process.compression, ())
+    if len(after.header_bytes) > HEADER:
+        raise Refused(
+            f"thread {thread.id!r}: the directory of its segments leaves no room for more in {thread.key}; merge them "
+            "(`langgraph-lsm compact`)",
+            thread.key,
+        )
+    return _Spill(before, flush, after)
+
+
+def _keep_spilled(process: Process, spill: _Spill, after: View, members: list[Entry]) -> None:
+    """Keep at hand what children of the checkpoints in a spilled frame will inherit: the header may not carry them."""
+    for put in [entry.change for entry in members if isinstance(entry.change, Put)]:
+        known = spill.before.checkpoint(put.checkpoint.namespace, put.checkpoint.id)
+        moved = spilled(spill.flush, after, put.checkpoint.namespace, put.checkpoint.id)
+        if known is None or moved is None:
+            continue
+        for channel, pieces in moved.table.items():
+            old = known.table.get(channel)
+            if old and pieces:
+                process.cache.rename(process.value_key(spill.before, old[-1]), process.value_key(after, pieces[-1]))
+        process.remember(after, moved)
 
 
 def _first_view(process: Process, thread: Thread) -> View:

@@ -33,7 +33,7 @@ from lsm.process import Process, Thread, refresh
 from lsm.read import materialise, reading
 from lsm.rewrite import Plan, rewrite
 from lsm.steps import All, PutIf, Steps, results
-from lsm.swap import Outdated, graft, swap
+from lsm.swap import Crowded, Outdated, graft, swap
 from lsm.view import CheckpointKey, View
 
 logger = logging.getLogger("lsm")
@@ -123,6 +123,8 @@ def compact(process: Process, thread: Thread, choose: Callable[[View], tuple[Seg
             return True
         except (Outdated, SegmentGone) as error:
             logger.debug("thread %r: compaction begins again (%s)", thread.id, error)
+            if isinstance(error, Crowded):
+                yield from commit(process, thread, Nothing())
     return False
 
 
@@ -234,6 +236,8 @@ def copy(process: Process, source: Thread, target: Thread) -> Steps[None]:
             return
         except (Conflict, Outdated, SegmentGone, Throttled, Unavailable) as error:
             logger.debug("thread %r: copying begins again (%s)", source.id, error)
+            if isinstance(error, Crowded):
+                yield from commit(process, target, Nothing())
 
 
 def _each(process: Process, thread_ids: Iterable[str], do: Callable[[Thread], Steps[None]]) -> Steps[None]:

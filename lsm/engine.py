@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
 from lsm.cache import Cache
@@ -19,6 +20,7 @@ from lsm.compact import all_logs, compact, copy, delete_runs, due, keep, prune
 from lsm.errors import Conflict, IncompleteWritesError, LSMError, Throttled, Unavailable
 from lsm.find import Item, Scan, Terms, by_id, latest
 from lsm.format.envelope import Compression
+from lsm.format.manifest import pack_header
 from lsm.format.names import check_thread_id, is_for, segments_prefix
 from lsm.format.records import (
     Checkpoint,
@@ -34,7 +36,7 @@ from lsm.format.records import (
 )
 from lsm.frame import Change, Nothing, Put, PutWrites
 from lsm.history import ChannelHistory, history
-from lsm.limits import FILES, OBJECTS, Limits
+from lsm.limits import FILES, HEADER, OBJECTS, Limits
 from lsm.listing import Listing
 from lsm.process import Process, Thread, refresh
 from lsm.read import Stored, materialise, reading
@@ -223,7 +225,7 @@ class Engine:
         view = thread.view
         if view is not None and view.header is not thread.judged:
             thread.judged = view.header
-            if len(view.header.segments) > limits.directory:
+            if len(view.header.segments) > limits.directory or _crowds(self.process, view):
                 try:
                     yield from compact(self.process, thread, lambda view: due(view, limits) or all_logs(view))
                 except LSMError as error:  # the commit is stored, and that is what its caller asked for
@@ -446,3 +448,11 @@ class Engine:
     def collect_thread(self, thread_id: str, grace: float, dry_run: bool = False) -> Steps[Collected]:
         """The same for one thread."""
         return collect_thread(self.process, self.process.thread(thread_id), grace, dry_run)
+
+
+def _crowds(process: Process, view: View) -> bool:
+    """Whether the directory leaves the header too little room for anything else."""
+    if len(view.header_bytes) <= HEADER // 2 or len(view.header.segments) < 2:
+        return False
+    bare = replace(view.header, carried=(), inline={}, heads=(), peaks=(), partial=())
+    return len(pack_header(bare, process.compression)) > HEADER // 2

@@ -55,6 +55,14 @@ class Flush:
             and view.commit_of(own.seq) == own.commit_of(own.seq)
         )
 
+    def final(self, number: int) -> Callable[[bytes | Place, Record], Place]:
+        """What says where the value of a record is once the segment has a number."""
+
+        def final(value: bytes | Place, record: Record) -> Place:
+            return value if isinstance(value, Place) else self.slots[id(record)].place._replace(segment=number)
+
+        return final
+
 
 def prepare(view: View, compression: Compression, now: float, random: bytes) -> Flush:
     """Make a segment of a view's frames.
@@ -136,14 +144,6 @@ def landed(flush: Flush, view: View, limits: Limits, compression: Compression, w
     info = replace(flush.info, number=view.next_number)
     old = flush.view
 
-    def final(value: bytes | Place, record: Record) -> Place:
-        if isinstance(value, Place):
-            return value
-        return flush.slots[id(record)].place._replace(segment=info.number)
-
-    def moved(pieces: Pieces) -> Pieces:
-        return tuple([final(piece.value, piece) if isinstance(piece, Blob) else piece for piece in pieces])
-
     added = [old.tail.segments[number] for number in sorted(old.tail.segments) if old.segment(number) is not None]
     added = [each for each in added if each.base <= old.seq]
     frames = view.tail.frames[old.count : view.count]
@@ -162,8 +162,7 @@ def landed(flush: Flush, view: View, limits: Limits, compression: Compression, w
         compression,
         {*wanted, *_parents(view, old.seq)},
         _bases(view, old),
-        final,
-        moved,
+        flush.final(info.number),
     )
     return rebased(view, header, compression, frames, old.seq)
 
@@ -176,6 +175,27 @@ def rebased(
     found = unpack_frames(raw, 0, seq, header.incarnation, header.chain, False, view.key)
     pairs = pairs_of(found, raw, 0, header.incarnation)
     return assemble(view.key, header, pack_header(header, compression), pairs, view.tag)
+
+
+def spilled(flush: Flush, view: View, namespace: str, id_: str) -> Checkpoint | None:
+    """A checkpoint of a flush, as the view in which that has landed has it in segments."""
+    record = flush.view.checkpoint(namespace, id_)
+    number = max([info.number for info in view.header.segments if info.ulid == flush.info.ulid], default=0)
+    return _stub(flush.view, record, flush.final(number)) if record is not None and number else None
+
+
+def _stub(view: View, checkpoint: Checkpoint, final: Callable[[bytes | Place, Record], Place]) -> Checkpoint:
+    """A checkpoint of a view as it is in segments."""
+    table: dict[str, Pieces] = {
+        channel: _moved(pieces, final)
+        for channel in checkpoint.versions
+        if (pieces := view.pieces(checkpoint, channel)) is not None
+    }
+    return replace(checkpoint, value=final(checkpoint.value, checkpoint), table=table)
+
+
+def _moved(pieces: Pieces, final: Callable[[bytes | Place, Record], Place]) -> Pieces:
+    return tuple([final(piece.value, piece) if isinstance(piece, Blob) else piece for piece in pieces])
 
 
 def _remember(known: tuple[CommitId, ...], more: Iterable[CommitId]) -> tuple[CommitId, ...]:
@@ -216,9 +236,9 @@ def build_header(
     parents: Iterable[CheckpointKey],
     bases: Iterable[Blob],
     final: Callable[[bytes | Place, Record], Place],
-    moved: Callable[[Pieces], Pieces],
 ) -> Header:
-    """A header with all that it should carry.
+    """A header with all that it should carry, as far as there is room: values go first, then heads, then parents and
+    strays. The blobs that later frames patch stay; where they alone are too large, no such header can be stored.
 
     Args:
         header: All but what is carried.
@@ -228,27 +248,20 @@ def build_header(
         parents: Checkpoints that later frames inherit from.
         bases: Blobs that later frames patch.
         final: Where a record's value is in segments.
-        moved: Where pieces are in segments.
     """
     carried: list[Record] = []
     done: set[CheckpointKey] = set()
 
-    def stub(checkpoint: Checkpoint) -> Checkpoint:
-        table = {
-            channel: moved(pieces)
-            for channel in checkpoint.versions
-            if (pieces := view.pieces(checkpoint, channel)) is not None
-        }
-        return replace(checkpoint, value=final(checkpoint.value, checkpoint), table=table)
-
     for key in sorted(set(parents)):
         parent = view.checkpoint(*key)
         if parent is not None and len(carried) < _MOST_ANCHORS:
-            carried.append(stub(parent))
+            carried.append(_stub(view, parent, final))
             done.add(key)
-    carried += [
-        replace(blob, value=final(blob.value, blob), base=moved(blob.base or ())) for blob in dict.fromkeys(bases)
+    foundations: list[Record] = [
+        replace(blob, value=final(blob.value, blob), base=_moved(blob.base or (), final))
+        for blob in dict.fromkeys(bases)
     ]
+    carried += foundations
     strays, stray = _strays(view)
     carried += [replace(writes, value=final(writes.value, writes)) for writes in strays]
     header = replace(header, stray=header.stray or stray)
@@ -264,7 +277,7 @@ def build_header(
             for (space, channel), peak in list(view.tail.peaks.items())
             if space == namespace and head.versions.get(channel) != peak
         ]
-        records: list[Record] = [] if (namespace, head.id) in done else [stub(head)]
+        records: list[Record] = [] if (namespace, head.id) in done else [_stub(view, head, final)]
         size = sum(len(pack(record)) for record in records) + sum(len(str(peak)) for peak in own_peaks)
         if size > room and namespace:
             continue  # the root's head is worth more than its share
@@ -285,17 +298,10 @@ def build_header(
         if values is not None and needed <= min(limits.small, room):
             inline.update(values)
             room -= needed
-    header = replace(
-        header,
-        carried=tuple(carried),
-        inline=inline,
-        heads=tuple(heads),
-        peaks=tuple(peaks),
-        partial=tuple(partial),
-    )
-    if len(pack_header(header, compression)) > HEADER:
-        header = replace(header, carried=tuple(carried[:needed_later]), inline={}, heads=(), peaks=(), partial=())
-    return header
+    full = replace(header, carried=tuple(carried), heads=tuple(heads), peaks=tuple(peaks), partial=tuple(partial))
+    least = replace(header, carried=tuple(foundations), stray=header.stray or bool(strays))
+    steps = [replace(full, inline=inline), full, replace(header, carried=tuple(carried[:needed_later])), least]
+    return next((each for each in steps if len(pack_header(each, compression)) <= HEADER), least)
 
 
 def _recent_heads(view: View) -> list[tuple[str, Checkpoint, bool]]:

@@ -39,8 +39,6 @@ from lsm.steps import Steps
 from lsm.upload import upload
 from lsm.view import BlobKey, View
 
-_LARGEST_STUB = 64 << 10
-
 
 @dataclass(eq=False, slots=True)
 class Put:
@@ -101,25 +99,14 @@ Change = Put | PutWrites | Nothing
 
 
 def stub_size(record: Record) -> int:
-    """About how many bytes a record takes beside its value.
-
-    Raises:
-        ValueError: If they are too many for a manifest.
-    """
+    """About how many bytes a record takes beside its value, before compression."""
     if isinstance(record, Checkpoint):
         names = sum(len(channel) + len(str(version)) + 8 for channel, version in record.versions.items())
-        size = names + len(record.namespace) + len(record.id) + len(record.terms) + 100
-    elif isinstance(record, Writes):
+        return names + len(record.namespace) + len(record.id) + len(record.terms) + 100
+    if isinstance(record, Writes):
         names = sum(len(channel) + 8 for _, _, channel in record.runs)
-        size = names + len(record.namespace) + len(record.id) + len(record.task_id) + len(record.task_path) + 50
-    else:
-        size = len(record.namespace) + len(record.channel) + 100
-    if size > _LARGEST_STUB:
-        raise ValueError(
-            f"the names in one call take {size:,} bytes, {_LARGEST_STUB:,} is the most: the namespace, the ids and the "
-            "names of channels are too long or too many"
-        )
-    return size
+        return names + len(record.namespace) + len(record.id) + len(record.task_id) + len(record.task_path) + 50
+    return len(record.namespace) + len(record.channel) + 100
 
 
 @dataclass(eq=False, slots=True)

@@ -25,6 +25,7 @@ from lsm.format.manifest import Header, pack_header
 from lsm.format.names import segment_key
 from lsm.format.records import HIDDEN, Blob, Checkpoint, Place, Record, Writes, version_key
 from lsm.format.segment import Run, SegmentInfo, rows_of
+from lsm.limits import HEADER, MANIFEST
 from lsm.process import Process, Thread, refresh
 from lsm.rewrite import Rewritten
 from lsm.steps import Now, PutIf, Steps
@@ -39,6 +40,10 @@ _MOST_RETIRED = 256
 
 class Outdated(LSMError):
     """The thread has changed in a way that a rewrite must take into account: it begins again."""
+
+
+class Crowded(Outdated):
+    """The frames must become a segment before the rewrite begins again."""
 
 
 def swap(process: Process, thread: Thread, made: Rewritten) -> Steps[None]:
@@ -257,10 +262,13 @@ def _carry(
         parents,
         bodies,
         lambda value, record: value,  # type: ignore[arg-type,return-value]
-        lambda pieces: pieces,
     )
-    blank = assemble(thread.key, slim, pack_header(slim, process.compression), (), view.tag if view else None)
-    return rebased(blank, slim, process.compression, frames, slim.seq) if frames else blank
+    after = assemble(thread.key, slim, pack_header(slim, process.compression), (), view.tag if view else None)
+    if frames:
+        after = rebased(after, slim, process.compression, frames, slim.seq)
+    if len(after.header_bytes) > HEADER or after.size > MANIFEST:
+        raise Crowded("what the thread's last commits build on leaves no room for them beside the new header")
+    return after
 
 
 def _anchors(view: View | None) -> tuple[list[CheckpointKey], set[BlobKey], list[CheckpointKey]]:

@@ -35,6 +35,7 @@ MAGIC = b"lsmseg" + struct.pack("<H", FORMAT_VERSION)
 BLOCK = 64 << 10
 _PAGE = 96 << 10
 _MOST_RUNS = 48
+_LARGEST_INDEX = 6 << 10  # first keys of runs, in bytes: each segment has two indexes in the header
 _LARGEST_FILTER = 384
 _CUT = 48
 _LENGTH = struct.Struct("<I")
@@ -63,7 +64,7 @@ class Index:
 
     def covering(self, low: Key, high: Key) -> list[Run]:
         """The runs that may hold keys from `low` to `high`, both included."""
-        if not self.runs or _cut_down(high) < self.runs[0].first or low > self.last:
+        if not self.runs or _cut_down(high) < self.runs[0].first or _cut_down(low) > self.last:
             return []
         start = max(0, bisect_left(self.runs, _cut_down(low), key=_first) - 1)
         end = bisect_right(self.runs, high, start, key=_first)
@@ -210,10 +211,11 @@ def _cut_down(key: Key) -> Key:
 
 
 def _cut_up(key: Key) -> Key:
-    """A bound that no key goes above that is cut down as this one is; where there is none, the key."""
+    """A bound that no key goes above that is cut down as this one is."""
     for at, part in enumerate(key):
-        if len(part) >= _CUT and (stem := part[:_CUT].rstrip(_TOP)):
-            return (*key[:at], stem[:-1] + chr(ord(stem[-1]) + 1))
+        if len(part) >= _CUT:
+            stem = part[:_CUT].rstrip(_TOP)
+            return (*key[:at], stem[:-1] + chr(ord(stem[-1]) + 1) if stem else _TOP * (_CUT + 1))
     return key
 
 
@@ -405,6 +407,9 @@ class _IndexWriter:
         if self._rows:
             self._close_page()
         group = max(1, -(-len(self._pages) // _MOST_RUNS))
+        firsts = [_cut_down(first) for first, _, _ in self._pages]
+        while group < len(firsts) and len(packb(firsts[::group])) > _LARGEST_INDEX:
+            group *= 2
         runs = []
         for start in range(0, len(self._pages), group):
             pages = self._pages[start : start + group]
@@ -413,7 +418,7 @@ class _IndexWriter:
                 out.append(_LENGTH.pack(len(sealed)))
                 out.append(sealed)
                 length += _LENGTH.size + len(sealed)
-            runs.append(Run(_cut_down(pages[0][0]), offset, length, sum(rows for _, _, rows in pages)))
+            runs.append(Run(firsts[start], offset, length, sum(rows for _, _, rows in pages)))
             offset += length
         return Index(tuple(runs), _cut_up(self._last))
 
