@@ -21,6 +21,7 @@ from lsm.steps import Sleep, Steps
 from lsm.view import open_view
 from tools.simulation.actors import DELTA, Cast, run_term
 from tools.simulation.oracle import Oracle
+from tools.simulation.store import FOREIGN
 from tools.simulation.world import Node, Violation, World
 
 Contents = dict[tuple[str, str], Stored]
@@ -178,7 +179,9 @@ class Audit:
             except LSMError as error:
                 raise Violation(f"the collector raised {type(error).__name__}: {error}") from error
         objects = self._world.store.objects
-        wanted = {"lsm.json"}
+        if hurt := [key for key, body in FOREIGN.items() if key not in objects or objects[key].body != body]:
+            raise Violation(f"these objects are somebody else's, and not as they were: {hurt}")
+        wanted = {"lsm.json", *FOREIGN}
         for key in sorted(objects):
             if key.startswith("manifests/"):
                 view = open_view(key, objects[key].body, objects[key].tag, None, self._world.store.appends)

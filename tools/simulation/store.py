@@ -70,8 +70,20 @@ class Upload:
     parts: list[bytes] = field(default_factory=list)
 
 
+FOREIGN = {
+    "lsm.json.bak": b"{}",
+    "notes.txt": b"somebody's",
+    "probe/notes.txt": b"somebody's",
+    "tmp/report.csv": b"1,2,3",
+    "segments/notes.txt": b"somebody's",
+    "segments/ca/a/readme.md": b"somebody's",
+    "segments/manifests/ca/a": b"another store's",
+}
+"""What lies under the root and is not the store's."""
+
+
 class Store:
-    """All objects under one root.
+    """All objects under one root, among others.
 
     Args:
         appends: Whether it behaves as files do.
@@ -84,6 +96,8 @@ class Store:
         self._entries: dict[str, Stored | None] = {}  # what the disk has under keys whose entry is not synced
         self._now = now
         self._generations = 0
+        for key, body in FOREIGN.items():
+            self.objects[key] = Stored(body, 0, 0.0, len(body))
 
     def apply(self, request: Any) -> Any:
         """The answer to a storage request; what it changes is changed."""
