@@ -268,11 +268,13 @@ _Opened = tuple[View, int, Frames]
 
 
 def _appended(process: Process, view: View, found: Appended) -> _Opened | None:
-    """What was appended since a view; `None` where it does not follow: it was appended to something else, then."""
+    """What was appended since a view; `None` where it does not follow: it was appended to something else, then. What
+    looks torn may be the last bytes of another frame."""
     try:
-        return view, 0, frames_after(view, found.body, 0, process.appends)
+        frames = frames_after(view, found.body, 0, process.appends)
     except CorruptionError:
         return None
+    return (view, 0, frames) if frames.marked or frames.open else None
 
 
 def _opened(process: Process, thread: Thread, view: View | None, found: Found) -> _Opened:

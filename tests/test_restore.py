@@ -118,6 +118,22 @@ def test_a_state_of_the_same_length_is_another_one(root: Path, backup: Path) -> 
         assert saver.get_tuple(at("t", checkpoint_id="2")).checkpoint["channel_values"]["c"] == "bbbb"  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("more", range(1, 12))
+def test_a_state_that_is_a_few_bytes_longer_is_another_one(root: Path, backup: Path, more: int) -> None:
+    """What is seen of it, behind what is known, is the end of a frame. It looks like an append that was torn."""
+    with open_saver(root) as saver, open_saver(root) as other:
+        put(saver, "1")
+        back_up(root, backup)
+        put(saver, "2", "1", "a" * 40)
+        size = (root / manifest_key("t")).stat().st_size
+        restore(backup, root)
+        put(other, "2", "1", "b" * (40 + more))
+        assert (root / manifest_key("t")).stat().st_size == size + more
+        assert latest(saver) == ("2", "b" * (40 + more))
+        put(saver, "3", "2")
+        assert ids(open_saver(root)) == ["3", "2", "1"]
+
+
 def test_a_manifest_that_has_grown_from_a_restored_one_is_read_whole(root: Path, backup: Path) -> None:
     """Where frames happen to begin at the byte up to which it was read, they still follow another frame."""
     with open_saver(root) as saver, open_saver(root) as other:
