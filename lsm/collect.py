@@ -23,10 +23,12 @@ from dataclasses import dataclass, replace
 
 from lsm.errors import Conflict, CorruptionError, LSMError, Throttled, Unavailable
 from lsm.flush import rebased
-from lsm.format.names import MANIFESTS, SEGMENTS, kind_of, manifest_key, segments_prefix, thread_id_of
+from lsm.format.names import MANIFESTS, SEGMENTS, manifest_key, segments_prefix, thread_id_of
 from lsm.process import Process, Thread, refresh
-from lsm.steps import Delete, Entry, Get, List, Now, PutIf, Steps
+from lsm.removal import clear, may_be_tombstone
+from lsm.steps import Entry, Get, Now, PutIf, Steps
 from lsm.view import View, open_view
+from lsm.walk import Manifests, delete_all, list_all, thread_id_at
 
 logger = logging.getLogger("lsm")
 
@@ -66,18 +68,6 @@ class Collected:
         self.ripe = max(self.ripe, until)
 
 
-def list_all(prefix: str) -> Steps[list[Entry]]:
-    """All objects of this store below a prefix."""
-    entries: list[Entry] = []
-    after = None
-    while True:
-        page = yield List(prefix, after)
-        entries += [entry for entry in page.entries if kind_of(entry.key) is not None]
-        if not page.more or not page.entries:
-            return entries
-        after = page.entries[-1].key
-
-
 def collect_thread(process: Process, thread: Thread, grace: float, dry_run: bool = False) -> Steps[Collected]:
     """Remove the garbage of one thread.
 
@@ -114,6 +104,8 @@ def collect(
     total = Collected()
     for prefix in _STRAYS:
         yield from _remove(process, (yield from list_all(prefix)), None, grace, dry_run, total)
+    if not process.conditional_deletes:
+        yield from _clear_tombstones(process, grace, dry_run, total)
     by_folder: dict[str, list[Entry]] = {}
     for entry in (yield from list_all(SEGMENTS)):
         by_folder.setdefault(entry.key.rsplit("/", 1)[0], []).append(entry)
@@ -129,6 +121,32 @@ def collect(
     return total
 
 
+def _clear_tombstones(process: Process, grace: float, dry_run: bool, total: Collected) -> Steps[None]:
+    """Remove the tombstones that processes left which died while they removed a thread."""
+    now = yield Now()
+    manifests = Manifests()
+    while not manifests.done:
+        for entry in (yield from manifests.next()):
+            if not may_be_tombstone(entry):
+                continue
+            try:
+                thread_id = yield from thread_id_at(process, entry.key)
+                thread = process.thread(thread_id) if thread_id is not None else None
+                view = (yield from refresh(process, thread)) if thread is not None else None
+            except LSMError:  # it is told where its segments are looked at
+                continue
+            if thread is None or view is not None or thread.tombstone is None:
+                continue
+            if entry.modified > now - grace:
+                total.wait(entry, entry.modified + grace)
+                continue
+            try:
+                if dry_run or (yield from clear(process, thread, thread.tombstone, 0.0)):
+                    total.add(Collected(1, entry.size))
+            except (Conflict, Throttled, Unavailable):
+                total.wait(entry, now)
+
+
 def _view_of(process: Process, manifest: str) -> Steps[View | None]:
     """The view of a manifest, whose thread need not be known."""
     thread_id = thread_id_of(manifest.rsplit("/", 1)[-1])
@@ -138,6 +156,8 @@ def _view_of(process: Process, manifest: str) -> Steps[View | None]:
     if found is None:
         return None
     view = open_view(manifest, found.body, found.tag, None, process.appends)
+    if view.header.deleted:
+        return None
     if manifest_key(view.header.thread_id) != manifest:  # by another's manifest, all of this thread is garbage
         raise CorruptionError(f"{manifest}: this is the manifest of thread {view.header.thread_id!r}: it was moved")
     return view
@@ -188,9 +208,3 @@ def _fence(process: Process, view: View) -> Steps[bool]:
     if view.dropped:
         logger.warning("%s ended within a commit that nobody had confirmed: the end is cut off", view.key)
     return True
-
-
-def delete_all(keys: Sequence[str]) -> Steps[None]:
-    """Remove objects, a thousand at a time."""
-    for start in range(0, len(keys), 1000):
-        yield Delete(keys[start : start + 1000])

@@ -32,6 +32,7 @@ from lsm.format.names import segment_key
 from lsm.frame import Change, Nothing, Put, ValueSegment, keep_values, make_frame, stub_size
 from lsm.limits import HEADER, MANIFEST
 from lsm.process import Process, Thread, refresh
+from lsm.removal import make_room
 from lsm.root import verify_root
 from lsm.steps import All, Append, PutIf, Steps, Wait, results
 from lsm.turn import confirm, give_way, until_stored
@@ -213,6 +214,7 @@ def _send(process: Process, thread: Thread, view: View | None, batch: Batch, now
     """One attempt to commit a batch on top of a view. `now` is not later than it is."""
     if view is None:
         thread.flush = None
+        yield from make_room(process, thread)
         view = _first_view(process, thread)
         if sum(entry.change.size for entry in batch.members) > process.limits.inline:
             # What is uploaded for a thread needs a manifest that the collector can change: see `lsm.collect`.

@@ -31,6 +31,7 @@ from lsm.lineage import KeepLatest, KeepRule, Without
 from lsm.listing import all_threads
 from lsm.process import Process, Thread, refresh
 from lsm.read import materialise, reading
+from lsm.removal import make_room
 from lsm.rewrite import Plan, rewrite
 from lsm.steps import All, PutIf, Steps, results
 from lsm.swap import Crowded, Outdated, graft, swap
@@ -223,6 +224,7 @@ def copy(process: Process, source: Thread, target: Thread) -> Steps[None]:
         try:
             there = yield from refresh(process, target)
             if there is None:
+                yield from make_room(process, target)
                 # What is uploaded for a thread needs a manifest that the collector can change: see `lsm.collect`.
                 header = pack_header(Header(target.id, process.entropy(8)), process.compression)
                 yield PutIf(target.key, header, None)

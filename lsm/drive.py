@@ -28,7 +28,7 @@ from queue import SimpleQueue
 from types import GeneratorType
 from typing import Any, TypeVar, cast
 
-from lsm.steps import All, Now, Sleep, Steps, Wait
+from lsm.steps import All, Monotonic, Now, Sleep, Steps, Wait
 from lsm.storage import Storage
 
 T = TypeVar("T")
@@ -308,6 +308,8 @@ def _answer(request: Any, storage: Storage) -> Any:
         return request.future.result()
     if kind is Sleep:
         return time.sleep(request.seconds)
+    if kind is Monotonic:
+        return time.monotonic()
     if kind is Now:
         return time.time()
     return storage.execute(request)
@@ -323,6 +325,8 @@ async def _aanswer(request: Any, storage: Storage) -> Any:
         return await _ended(request.future)
     if kind is Sleep:
         return await asyncio.sleep(request.seconds)
+    if kind is Monotonic:
+        return time.monotonic()
     if kind is Now:
         return time.time()
     return storage.execute(request) if storage.local else await _aremote(request, storage)

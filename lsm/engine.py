@@ -14,14 +14,14 @@ from dataclasses import replace
 from typing import Literal
 
 from lsm.cache import Cache
-from lsm.collect import Collected, collect, collect_thread, delete_all, list_all
+from lsm.collect import Collected, collect, collect_thread
 from lsm.commit import commit
 from lsm.compact import all_logs, compact, copy, delete_runs, due, keep, prune
-from lsm.errors import Conflict, IncompleteWritesError, LSMError, Throttled, Unavailable
+from lsm.errors import IncompleteWritesError, LSMError
 from lsm.find import Item, Scan, Terms, by_id, latest
 from lsm.format.envelope import Compression
 from lsm.format.manifest import pack_header
-from lsm.format.names import check_thread_id, is_for, segments_prefix
+from lsm.format.names import check_thread_id
 from lsm.format.records import (
     Checkpoint,
     Typed,
@@ -40,10 +40,10 @@ from lsm.limits import FILES, HEADER, OBJECTS, Limits
 from lsm.listing import Listing
 from lsm.process import Process, Thread, refresh
 from lsm.read import Stored, materialise, reading
+from lsm.removal import remove
 from lsm.retention import Expire, Horizon, Retention
 from lsm.root import verify_root
-from lsm.steps import All, DeleteIf, Now, Steps, results
-from lsm.turn import ensure_gone
+from lsm.steps import All, Now, Steps, results
 from lsm.view import View
 
 logger = logging.getLogger("lsm")
@@ -51,7 +51,6 @@ logger = logging.getLogger("lsm")
 ConcurrentRuns = Literal["fork", "refuse"]
 
 _SIDE_BY_SIDE = 16
-_ATTEMPTS = 20
 _WORTH_EXPIRING = 0.25
 
 
@@ -65,6 +64,7 @@ class Engine:
         compression: How new blocks are compressed.
         cache_bytes: How much is kept at hand, in bytes.
         limits: Sizes; by default those that suit the kind of store.
+        conditional_deletes: Whether the store deletes on a condition. Where it does not, deletions leave tombstones.
         retention: How long checkpoints stay.
         concurrent_runs: With `"refuse"`, a checkpoint must go on from its namespace's head, unless it is meant not to.
 
@@ -93,6 +93,7 @@ class Engine:
         compression: Compression = "zstd",
         cache_bytes: int = 256 << 20,
         limits: Limits | None = None,
+        conditional_deletes: bool = False,
         retention: Retention | None = None,
         concurrent_runs: ConcurrentRuns = "fork",
     ):
@@ -100,7 +101,7 @@ class Engine:
         self.on_due: Callable[[str], None] | None = None
         self.retention = retention
         self._exclusive = concurrent_runs == "refuse"
-        self.process = Process(url, limits, appends, compression, Cache(cache_bytes), entropy)
+        self.process = Process(url, limits, appends, compression, Cache(cache_bytes), entropy, conditional_deletes)
 
     def setup(self) -> Steps[None]:
         """Prove that the store is there and enforces conditional writes."""
@@ -324,40 +325,8 @@ class Engine:
     # Removing.
 
     def delete(self, thread_id: str) -> Steps[None]:
-        """Remove a thread and all of its objects. Two rounds, and the removal of the segments."""
-        yield from self._remove(thread_id)
-
-    def _remove(self, thread_id: str, only: View | None = None) -> Steps[bool]:
-        """Remove a thread, or only this very state of it."""
-        thread = self.process.thread(thread_id)
-        keys: set[str] = set()
-        for attempt in range(_ATTEMPTS):
-            view, listed = results((yield All([refresh(self.process, thread), list_all(segments_prefix(thread_id))])))
-            if view is None:
-                try:
-                    yield from ensure_gone(self.process, thread)
-                    break
-                except Conflict:
-                    continue
-            if only is not None and view.tag != only.tag:
-                return False
-            # What is there for another incarnation is being made for the thread's successor.
-            now = yield Now()
-            keys.update(
-                entry.key
-                for entry in listed
-                if is_for(entry.key.rsplit("/", 1)[-1], view.incarnation)
-                or entry.modified <= now - self.process.limits.grace
-            )
-            try:
-                yield DeleteIf(thread.key, view.tag)
-                break
-            except (Conflict, Throttled, Unavailable):
-                if attempt == _ATTEMPTS - 1:
-                    raise
-        self.process.adopt(thread, None)
-        yield from delete_all(sorted(keys))
-        return True
+        """Remove a thread and all of its objects. Two rounds, and the removal of what is without a condition."""
+        yield from remove(self.process, self.process.thread(thread_id))
 
     def delete_all(self, thread_ids: Sequence[str]) -> Steps[None]:
         """Remove some threads."""
@@ -405,7 +374,7 @@ class Engine:
             return False
         now = yield Now()
         if self.retention.is_idle(view, now):
-            return (yield from self._remove(thread_id, only=view))
+            return (yield from remove(self.process, thread, only=view))
         expired, count = yield from self.expired(thread_id)
         if expired <= least * count:
             return False

@@ -14,6 +14,13 @@ MANIFEST = 256 << 10
 HEADER = 64 << 10
 """No header is larger, in bytes."""
 
+SENT_WITHIN = 60.0
+"""Who has written a tombstone sends its removal within so many seconds, or leaves it to others. By then it has met the
+answer to one request, which takes a client with all its retries less than a minute."""
+TOMBSTONE = 120.0
+"""Who has seen a tombstone unchanged for so many seconds may remove it: no removal is under way any more. It was sent
+within `SENT_WITHIN`, and was under way for as long at the most."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:

@@ -26,7 +26,7 @@ from lsm.format.patch import Link
 from lsm.format.records import Blob, Checkpoint, Piece, Place, Typed
 from lsm.format.segment import SegmentInfo
 from lsm.limits import Limits
-from lsm.steps import Appended, Found, Get, Settled, Sleep, Steps
+from lsm.steps import Appended, Found, Get, Monotonic, Settled, Sleep, Steps
 from lsm.view import View, frames_after, header_view, with_frames
 
 if TYPE_CHECKING:
@@ -42,6 +42,21 @@ seconds, before the answer is given without it."""
 
 Address = tuple[str, str, str | None]
 """Thread id, namespace and checkpoint id; without the last, the beginning of the namespace."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tombstone:
+    """A manifest that says that its thread has ended.
+
+    Attributes:
+        tag: Its tag, where that is known.
+        incarnation: What tells it from others.
+        since: When this process saw it first, or began to write it, on the monotonic clock.
+    """
+
+    tag: Any
+    incarnation: bytes
+    since: float
 
 
 @dataclass(eq=False)
@@ -63,6 +78,7 @@ class Thread:
         lag: How long the attempt took that was overtaken, in seconds.
         reads: Numbers for reads of the manifest, in the order in which they began.
         adopted: The number of the read that `view` comes from.
+        tombstone: What was in the manifest's place when it was last read, where that was a tombstone.
     """
 
     id: str
@@ -80,6 +96,7 @@ class Thread:
     lag: float = 0.0
     reads: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     adopted: int = 0
+    tombstone: Tombstone | None = None
 
 
 @dataclass(eq=False)
@@ -93,6 +110,7 @@ class Process:
         compression: How new blocks are compressed.
         cache: Everything that is kept at hand.
         entropy: Makes random bytes.
+        conditional_deletes: Whether the store deletes on a condition.
         root_verified: Whether the store is known to enforce conditional writes.
         busy: The threads in which a caller is committing: they are not forgotten meanwhile.
         failed: Writes that could not be stored, by thread, as (namespace, checkpoint id, task id).
@@ -106,6 +124,7 @@ class Process:
     compression: Compression
     cache: Cache
     entropy: Callable[[int], bytes]
+    conditional_deletes: bool = False
     root_verified: bool = False
     pid: int = field(default_factory=os.getpid)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -233,7 +252,7 @@ def refresh(process: Process, thread: Thread, lock: Any = None) -> Steps[View | 
         lock: The lock that the caller holds on the manifest, if any.
 
     Returns:
-        The view of the manifest as it is now, or `None` where the thread does not exist.
+        The view of the manifest as it is now, or `None` where the thread does not exist, or has ended.
     """
     for look in range(1, _LOOKS + 1):
         view, read = thread.view, next(thread.reads)
@@ -249,6 +268,7 @@ def refresh(process: Process, thread: Thread, lock: Any = None) -> Steps[View | 
             if opened is None:
                 found = yield Get(thread.key)
         if found is None:
+            thread.tombstone = None
             return process.adopt(thread, None, read)
         base, start, frames = opened or _opened(process, thread, view, found)
         if frames.open and not (yield Settled(thread.key, found.tag, lock)):
@@ -259,6 +279,11 @@ def refresh(process: Process, thread: Thread, lock: Any = None) -> Steps[View | 
             frames = frames.without_last()
         with thread.lock:
             newer = with_frames(base, frames, found.body, start, found.tag)
+        if newer.header.deleted:
+            if thread.tombstone is None or thread.tombstone.tag != newer.tag:
+                thread.tombstone = Tombstone(newer.tag, newer.incarnation, (yield Monotonic()))
+            return process.adopt(thread, None, read)
+        thread.tombstone = None
         return process.adopt(thread, newer, read)
     raise AssertionError("the last look ends in an answer")
 

@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from lsm.collect import list_all
 from lsm.compact import size_class
 from lsm.errors import LSMError
 from lsm.format.names import MANIFESTS, SEGMENTS, segments_prefix
@@ -21,7 +20,7 @@ from lsm.format.records import HIDDEN
 from lsm.process import Process, Thread, refresh
 from lsm.steps import Entry, Steps
 from lsm.view import View
-from lsm.walk import Manifests, side_by_side, thread_id_at
+from lsm.walk import Manifests, list_all, side_by_side, thread_id_at
 
 
 @dataclass(slots=True)

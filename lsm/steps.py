@@ -154,8 +154,8 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class DeleteIf:
-    """Remove an object if its tag still is `tag`. Answer: `None`. `Conflict` where it is not. A store that has
-    no conditional delete compares just before it deletes."""
+    """Remove an object if its tag still is `tag`. Answer: `None`. `Conflict` where it is not. Only for stores that
+    have conditional deletes (`Storage.conditional_deletes`)."""
 
     key: str
     tag: Tag
@@ -221,6 +221,12 @@ class Sleep:
 class Now:
     """Answer: the wall clock, in seconds since the epoch (`float`). For ages of objects and records only:
     nothing that decides between writers may rest on it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Monotonic:
+    """Answer: seconds (`float`) on a clock that never goes back, and that begins anywhere. For deadlines, and for how
+    long something took."""
 
 
 @dataclass(frozen=True, slots=True)

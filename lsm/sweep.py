@@ -84,7 +84,7 @@ class Outcome:
     Attributes:
         key: The key of its manifest.
         thread_id: Its id, or `None` where the manifest has gone or cannot be read.
-        passed: Whether it is not among those that were asked for.
+        passed: Whether it is not among those that were asked for, or has ended.
         merged: How many segments were merged.
         rewritten: Their bytes.
         expired: How many checkpoints had expired.
@@ -286,6 +286,7 @@ def tend(engine: Engine, key: str, options: Options) -> Steps[Outcome]:
     thread = process.thread(outcome.thread_id)
     now = yield Now()
     view = yield from refresh(process, thread)
+    outcome.passed = thread.tombstone is not None
     if view is not None and engine.retention is not None:
         outcome.removed = engine.retention.is_idle(view, now)
         outcome.expired, _ = yield from engine.expired(thread.id)

@@ -1,7 +1,8 @@
-"""Going through all threads of a store.
+"""Going through all objects, and all threads, of a store.
 
 Rules of this module:
 
+- What has not a name of this store's is not seen here: it is somebody else's.
 - Manifests are listed a page at a time, with size, tag and last change; none is opened to know that a thread is there.
 - What is done for many threads is done for so many at once, in steps, by whoever is free next.
 """
@@ -9,16 +10,34 @@ Rules of this module:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from lsm.errors import CorruptionError
-from lsm.format.names import MANIFESTS, manifest_key, thread_id_of
+from lsm.format.names import MANIFESTS, kind_of, manifest_key, thread_id_of
 from lsm.process import Process
-from lsm.steps import All, Entry, Get, List, Steps, results
+from lsm.steps import All, Delete, Entry, Get, List, Steps, results
 from lsm.view import open_view
 
 T = TypeVar("T")
+
+
+def list_all(prefix: str) -> Steps[list[Entry]]:
+    """All objects of this store below a prefix."""
+    entries: list[Entry] = []
+    after = None
+    while True:
+        page = yield List(prefix, after)
+        entries += [entry for entry in page.entries if kind_of(entry.key) is not None]
+        if not page.more or not page.entries:
+            return entries
+        after = page.entries[-1].key
+
+
+def delete_all(keys: Sequence[str]) -> Steps[None]:
+    """Remove objects, a thousand at a time."""
+    for start in range(0, len(keys), 1000):
+        yield Delete(keys[start : start + 1000])
 
 
 class Manifests:
@@ -35,7 +54,7 @@ class Manifests:
         self.done = not page.more
         if page.entries:
             self._after = page.entries[-1].key
-        return list(page.entries)
+        return [entry for entry in page.entries if kind_of(entry.key) is not None]
 
 
 def told_id(key: str) -> str | None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import lsm.drive
 from langgraph.checkpoint.lsm import LSMSaver, Retention
-from lsm.steps import DeleteIf
+from lsm.steps import DeleteIf, PutIf
 from tests.conftest import Backend
 from tests.support.checkpoints import at, checkpoint, ids, listed, put
 from tests.support.compare import exact
@@ -220,7 +220,7 @@ def test_a_thread_that_was_written_meanwhile_is_not_removed(
         execute, late = saver._storage.execute, []
 
         def meddle(request: Any) -> Any:
-            if isinstance(request, DeleteIf) and not late:  # just before the manifest would go
+            if isinstance(request, DeleteIf | PutIf) and not late:  # just before the manifest would go
                 late.append(put(other, at("thread"), {"a": 2}))
             return execute(request)
 

@@ -326,12 +326,12 @@ def test_a_store_names_all_that_is_wrong_with_it(store: MemoryStorage) -> None:
     run(engine.copy("t", "u"), store)
     run(engine.copy("t", "v"), store)
     store_as(store, manifest_key("u"), b"nonsense")
-    store.execute(Create("manifests/00/=2e", b"nonsense"))
+    store.execute(Create(f"manifests/00/=={'0' * 64}", b"nonsense"))
     store_as(store, "lsm.json", b"nonsense")
     seen: list[str] = []
     found = run(verify_store(engine.process, lambda report: seen.append(report.thread_id)), store)
-    assert set(found.problems) == {"u", "manifests/00/=2e", "lsm.json"}
-    assert sorted(seen) == ["manifests/00/=2e", "t", "u", "v"]
+    assert set(found.problems) == {"u", f"manifests/00/=={'0' * 64}", "lsm.json"}
+    assert sorted(seen) == [f"manifests/00/=={'0' * 64}", "t", "u", "v"]
 
 
 def test_a_thread_may_be_written_to_meanwhile(tmp_path: Path) -> None:

@@ -66,6 +66,7 @@ class Header:
         chain: What the checksum of the first frame goes on from: that of the last commit in the segments.
         fence: How often a collector was about to remove what was never named: what was uploaded under an older number
             may be gone.
+        deleted: Whether this is a tombstone: the thread has ended (see `lsm.removal`).
     """
 
     thread_id: str
@@ -84,6 +85,7 @@ class Header:
     partial: tuple[str, ...] = ()
     chain: int = 0
     fence: int = 0
+    deleted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +149,7 @@ def pack_header(header: Header, compression: Compression) -> bytes:
             header.partial,
             header.chain,
             header.fence,
+            header.deleted,
         )
     )
     sealed = seal(body, compression, header.incarnation, META)
@@ -177,14 +180,14 @@ def unpack_header(data: bytes, where: str) -> tuple[Header, int]:
     body = unseal(data[PRELUDE_SIZE:end], incarnation, where, META)
     try:
         fields = msgpack.unpackb(body, unicode_errors="surrogatepass")
-        thread_id, seq, next_number, segments, carried, inline, *known, partial, chain, fence = fields
-        heads, peaks, commits, retired, changed, stray = known
+        thread_id, seq, next_number, segments, carried, inline, *known, chain, fence, deleted = fields
+        heads, peaks, commits, retired, changed, stray, partial = known
         texts = [thread_id, *(text for head in heads for text in head), *(text for peak in peaks for text in peak[:2])]
         texts += [*(ulid for ulid, _ in retired), *partial]
         numbers = [seq, next_number, changed, chain, fence]
         numbers += [*(count for _, count in commits), *(at for _, at in retired)]
         raws = [*(value for _, value in inline), *(writer for writer, _ in commits)]
-        for kind, values in ((str, texts), (int, numbers), (bytes, raws), (bool, [stray])):
+        for kind, values in ((str, texts), (int, numbers), (bytes, raws), (bool, [stray, deleted])):
             if not all(type(value) is kind for value in values):
                 raise TypeError("a field is of another type")
         infos = tuple([SegmentInfo.unpack(each, where) for each in segments])
@@ -205,6 +208,7 @@ def unpack_header(data: bytes, where: str) -> tuple[Header, int]:
             tuple(partial),
             chain,
             fence,
+            deleted,
         )
     except CorruptionError:
         raise

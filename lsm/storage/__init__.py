@@ -3,7 +3,7 @@
 Rules of this package:
 
 - A storage answers the storage requests of `lsm.steps`, one at a time, and knows keys, bytes and tags: nothing of
-  threads, manifests or segments. `All`, `Sleep`, `Now` and `Wait` are the drivers' (`lsm.drive`).
+  threads, manifests or segments. `All`, `Sleep`, `Now`, `Monotonic` and `Wait` are the drivers' (`lsm.drive`).
 - What fails is raised as a `lsm.errors.StorageError` with a message that a person can act on. Nothing is retried
   here beyond what an object store's client does by itself.
 - A storage is used by any number of threads and event loops at once.
@@ -33,11 +33,13 @@ class Storage(Protocol):
         local: Requests are answered at the speed of a local call, so that drivers run them where they are,
             an event loop's thread included. A storage that is not local has a true `aexecute`.
         appends: `Append` sends the new bytes only.
+        conditional_deletes: It answers `DeleteIf`.
     """
 
     url: str
     local: bool
     appends: bool
+    conditional_deletes: bool
 
     def execute(self, request: Any) -> Any:
         """Answer one of `Get`, `GetRanges`, `Create`, `PutIf`, `Append`, `Delete`, `DeleteIf`, `List`, `OpenUpload`,

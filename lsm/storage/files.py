@@ -156,6 +156,7 @@ class FileStorage:
 
     local = True
     appends = True
+    conditional_deletes = True
 
     def __init__(self, folder: str | os.PathLike[str], *, fsync: bool = True) -> None:
         self._root = os.path.abspath(folder)

@@ -64,6 +64,7 @@ class MemoryStorage:
 
     local = True
     appends = False
+    conditional_deletes = True
 
     _shared: ClassVar[dict[str, MemoryStorage]] = {}
 

@@ -45,7 +45,6 @@ from lsm.steps import (
     Append,
     Create,
     Delete,
-    DeleteIf,
     Entry,
     FinishUpload,
     Found,
@@ -125,6 +124,7 @@ class ObjectStorage:
 
     local = False
     appends = False
+    conditional_deletes = False
 
     _used_by: ClassVar[int | None] = None  # the process that has sent the first request through obstore
 
@@ -243,16 +243,6 @@ class ObjectStorage:
             for rest in _one_by_one(request):
                 await self._adelete(rest)
 
-    def _delete_if(self, request: DeleteIf) -> None:
-        path = self._path(request.key)
-        self._expect(request, obstore.head(self._store, path))
-        obstore.delete(self._store, path)
-
-    async def _adelete_if(self, request: DeleteIf) -> None:
-        path = self._path(request.key)
-        self._expect(request, await obstore.head_async(self._store, path))
-        await obstore.delete_async(self._store, path)
-
     def _list(self, request: List) -> Page:
         for found in obstore.list(self._store, **self._listing(request)):
             if (page := self._page(found, request)).entries:
@@ -326,10 +316,6 @@ class ObjectStorage:
         ]
         return Page(entries, len(found) >= PAGE)
 
-    def _expect(self, request: DeleteIf, found: obstore.ObjectMeta) -> None:
-        if _tag(found) != request.tag:
-            raise Conflict(f"{self.url}: {request.key} is not in the state that the deletion expects", request.key)
-
     def _absent(self, error: Exception, request: Any) -> None:
         """It is no failure that the object is not there, but that the bucket is not."""
         if _code(str(error)) in _NO_BUCKET:
@@ -348,8 +334,6 @@ class ObjectStorage:
         if conditional and (isinstance(error, NotImplementedError | exceptions.NotSupportedError) or status == 501):
             return ConditionalWritesUnsupported(self._unsupported(what))
         if isinstance(error, FileNotFoundError):
-            if isinstance(request, DeleteIf):
-                return Conflict(what, key)
             return NotFound(f"{self.url}: there is no object {key}", key)
         if conditional and status == 409 and code in _UNDECIDED:
             return Throttled(f"{what}. Another write to the same name was under way.", key)
@@ -391,7 +375,6 @@ _ANSWERS: dict[type, Callable[[ObjectStorage, Any], Any]] = {
     PutIf: ObjectStorage._put,
     Append: ObjectStorage._put,
     Delete: ObjectStorage._delete,
-    DeleteIf: ObjectStorage._delete_if,
     List: ObjectStorage._list,
     OpenUpload: ObjectStorage._open_upload,
     UploadPart: ObjectStorage._upload_part,
@@ -406,7 +389,6 @@ _ASYNC_ANSWERS: dict[type, Callable[[ObjectStorage, Any], Awaitable[Any]]] = {
     PutIf: ObjectStorage._aput,
     Append: ObjectStorage._aput,
     Delete: ObjectStorage._adelete,
-    DeleteIf: ObjectStorage._adelete_if,
     List: ObjectStorage._alist,
     OpenUpload: ObjectStorage._aopen_upload,
     UploadPart: ObjectStorage._aupload_part,

@@ -27,6 +27,7 @@ class Report:
         torn: How many bytes at the end of its manifest a crash left behind; they are no part of it.
         garbage: Objects that nothing refers to: replaced segments, and uploads that were never committed.
         repaired: Whether the torn bytes were dropped.
+        exists: Whether there is such a thread.
     """
 
     thread_id: str
@@ -39,6 +40,7 @@ class Report:
     torn: int = 0
     garbage: Collected = field(default_factory=Collected)
     repaired: bool = False
+    exists: bool = True
 
     def note(self, problem: str) -> None:
         """Take down a problem."""
@@ -71,7 +73,7 @@ class StoreReport:
 
     def add(self, report: Report) -> None:
         """Count one thread."""
-        self.threads += 1
+        self.threads += report.exists
         self.checkpoints += report.checkpoints
         self.segments += report.segments
         self.bytes += report.bytes

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from lsm.collect import Collected, list_all
+from lsm.collect import Collected
 from lsm.errors import LSMError, StorageError
 from lsm.format.names import ROOT_KEY, SEGMENTS
 from lsm.process import Process
@@ -18,7 +18,7 @@ from lsm.root import verify_root
 from lsm.steps import Entry, Get, Steps
 from lsm.verify.report import Report, StoreReport
 from lsm.verify.thread import verify_thread
-from lsm.walk import Manifests, side_by_side, thread_id_at
+from lsm.walk import Manifests, list_all, side_by_side, thread_id_at
 
 
 def verify_store(

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from lsm.cache import Cache
-from lsm.collect import Collected, list_all
+from lsm.collect import Collected
 from lsm.errors import Conflict, CorruptionError, FormatVersionError
 from lsm.fetch import SegmentGone
 from lsm.format.names import segments_prefix
@@ -25,6 +25,7 @@ from lsm.verify.records import Records
 from lsm.verify.report import Report
 from lsm.verify.segments import check_segment
 from lsm.view import View, open_view
+from lsm.walk import list_all
 
 _CACHE = 32 << 20
 _ATTEMPTS = 20
@@ -49,12 +50,15 @@ def verify_thread(process: Process, thread: Thread, repair: bool = False) -> Ste
         report = Report(thread.id)
         found = yield Get(thread.key)
         if found is None:
-            report.garbage = Collected(len(listed), sum(entry.size for entry in listed))
+            report.exists, report.garbage = False, Collected(len(listed), sum(entry.size for entry in listed))
             return report
         try:
             view = open_view(thread.key, found.body, found.tag, thread.id, process.appends)
         except (CorruptionError, FormatVersionError) as error:
             report.problems.append(str(error))
+            return report
+        if view.header.deleted:
+            report.exists, report.garbage = False, Collected(len(listed), sum(entry.size for entry in listed))
             return report
         report.torn = view.dropped
         if view.loose and repair:

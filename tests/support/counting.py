@@ -84,6 +84,7 @@ class CountingStorage:
     def __init__(self, inner: Storage) -> None:
         self.inner = inner
         self.url, self.local, self.appends = inner.url, inner.local, inner.appends
+        self.conditional_deletes = inner.conditional_deletes
         self.requests: list[Request] = []
         self.rounds = 0
         self.lock = threading.Lock()

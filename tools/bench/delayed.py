@@ -21,6 +21,7 @@ class DelayedStorage:
 
     local = False
     appends = False
+    conditional_deletes = False
 
     def __init__(self, storage: Storage, delay: float) -> None:
         self.url = storage.url

@@ -185,6 +185,8 @@ class Audit:
         for key in sorted(objects):
             if key.startswith("manifests/"):
                 view = open_view(key, objects[key].body, objects[key].tag, None, self._world.store.appends)
+                if view.header.deleted:
+                    continue
                 wanted.add(key)
                 wanted |= {segment_key(view.header.thread_id, info.ulid) for info in view.segments()}
         if missing := sorted(wanted - objects.keys() - {"lsm.json"}):

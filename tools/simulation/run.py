@@ -84,6 +84,7 @@ class _Run:
             compression=self.scenario.compression,  # type: ignore[arg-type]
             cache_bytes=self.scenario.cache_bytes,
             limits=self.scenario.limits,
+            conditional_deletes=self.scenario.appends,
             retention=self.scenario.retention,
             concurrent_runs="refuse" if self.scenario.exclusive else "fork",
         )

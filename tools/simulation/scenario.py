@@ -90,7 +90,7 @@ _ROLES = {
     "prune": 1.2,
     "delete_runs": 0.6,
     "copy": 0.5,
-    "delete": 0.3,
+    "delete": 0.8,
 }
 _LATER_ROLES = {"copy": 3, "delete_runs": 2, "expire": 2, "read": 2, "collect": 1}
 _HIGHEST_STOP = 0.01

@@ -229,6 +229,7 @@ class Store:
             self._entries.pop(key, None)
 
     def _delete_if(self, request: DeleteIf) -> None:
+        assert self.appends, "object stores do not delete on a condition"
         self._expect(request.key, request.tag)
         self._change_entry(request.key)
         del self.objects[request.key]

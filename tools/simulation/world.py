@@ -25,6 +25,8 @@ from typing import Any
 
 from lsm.engine import Engine
 from lsm.errors import Conflict, Refused, StorageError, Throttled, Unavailable
+from lsm.format.names import MANIFESTS
+from lsm.limits import SENT_WITHIN, TOMBSTONE
 from lsm.steps import (
     All,
     Append,
@@ -33,6 +35,7 @@ from lsm.steps import (
     DeleteIf,
     FinishUpload,
     Lock,
+    Monotonic,
     Now,
     PutIf,
     Settled,
@@ -192,9 +195,12 @@ class Caller:
             except BaseException as raised:  # noqa: BLE001 (for whoever waits)
                 self._end(None, raised)
                 return
-            if type(request) is not Now:
+            if type(request) is Now:
+                value, error = world.clock(self.node), None
+            elif type(request) is Monotonic:
+                value, error = world.now, None
+            else:
                 break
-            value, error = world.clock(self.node), None
         turn = self._turn
         self._perform(request, lambda value, error: self._resume(turn, value, error))
         if self._exposed and type(request) is not Sleep and self.random.random() < world.rates.interrupt:
@@ -307,6 +313,9 @@ class Flight:
         world, random = self.world, self.random
         self.node.flights[self] = None
         delay = world.brief(random) + (world.late(random) if self.fault is Fault.LATE else 0.0)
+        if isinstance(self.request, Delete) and any(key.startswith(MANIFESTS) for key in self.request.keys):
+            late = self.fault is Fault.LATE or (world.rates.late and random.random() < 0.4)
+            delay = _LATEST_END * random.random() if late else world.brief(random)
         world.after(delay, self._arrive)
         rates, node = world.rates, self.node
         chance = random.random() if rates.crash or rates.power or rates.stop else 1.0
@@ -420,6 +429,8 @@ class Held:
 _LOCKING = (Append, PutIf, Create, Delete, DeleteIf)
 _SYNCED = (Append, PutIf, Create, DeleteIf, FinishUpload)
 """What on files can be seen before it is durable."""
+_LATEST_END = TOMBSTONE - SENT_WITHIN
+"""The removal of a manifest without a condition arrives before so many seconds, or never: that is assumed."""
 _REFUSALS = {Fault.BEFORE: Unavailable, Fault.THROTTLED: Throttled, Fault.REFUSED: Refused}
 
 

@@ -65,6 +65,7 @@ class Store:
             self.storage.url,
             self.storage.appends,
             os.urandom,
+            conditional_deletes=self.storage.conditional_deletes,
             compression=compression,
             cache_bytes=_CACHE,
             retention=retention,

@@ -170,6 +170,7 @@ class LSMSaver(BaseCheckpointSaver[str]):
             storage.url,
             storage.appends,
             os.urandom,
+            conditional_deletes=storage.conditional_deletes,
             compression=compression,
             cache_bytes=cache_bytes,
             retention=retention,
