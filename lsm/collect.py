@@ -20,10 +20,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 
 from lsm.errors import Conflict, CorruptionError, LSMError, Throttled, Unavailable
 from lsm.flush import rebased
 from lsm.format.names import MANIFESTS, SEGMENTS, manifest_key, segments_prefix, thread_id_of
+from lsm.limits import WRITERS_MARGIN
 from lsm.process import Process, Thread, refresh
 from lsm.removal import clear, may_be_tombstone
 from lsm.steps import Entry, Get, Now, PutIf, Steps
@@ -53,6 +55,16 @@ class Collected:
     waiting_bytes: int = 0
     ripe: float = 0.0
 
+    @property
+    def collectable_at(self) -> str | None:
+        """When all that waits can be removed, as ISO 8601 text; `None` where nothing waits.
+
+        Example:
+            >>> Collected(ripe=1.0).collectable_at
+            '1970-01-01T00:00:01+00:00'
+        """
+        return datetime.fromtimestamp(self.ripe, UTC).isoformat(timespec="seconds") if self.ripe else None
+
     def add(self, other: Collected) -> None:
         """Count what was removed elsewhere."""
         self.objects += other.objects
@@ -66,6 +78,24 @@ class Collected:
         self.waiting_objects += 1
         self.waiting_bytes += entry.size
         self.ripe = max(self.ripe, until)
+
+
+def check_grace(grace: float, offline: bool) -> None:
+    """See that a grace is one that may be asked for.
+
+    Args:
+        grace: The grace, in seconds.
+        offline: Whether whoever asks says that nobody is writing or reading.
+
+    Raises:
+        ValueError: If it is too short for a store in use.
+    """
+    if grace < WRITERS_MARGIN and not offline:
+        raise ValueError(
+            f"a grace of {grace:g} s is shorter than what others do may be under way ({WRITERS_MARGIN:g} s): it could "
+            "take the probe of a new root, a temporary file, or what a slow reader reads. If nobody uses the store "
+            "meanwhile, say so with --offline (offline=True)"
+        )
 
 
 def collect_thread(process: Process, thread: Thread, grace: float, dry_run: bool = False) -> Steps[Collected]:

@@ -14,6 +14,10 @@ MANIFEST = 256 << 10
 HEADER = 64 << 10
 """No header is larger, in bytes."""
 
+WRITERS_MARGIN = 600.0
+"""Nothing younger is collected, in seconds, unless nobody is writing. Commits need no such margin; what does are
+probes of new roots, temporary files, and readers of an older manifest. A request with all tries of the client
+takes a minute, a commit with its deadline another, and a clock may be off by some."""
 SENT_WITHIN = 60.0
 """Who has written a tombstone sends its removal within so many seconds, or leaves it to others. By then it has met the
 answer to one request, which takes a client with all its retries less than a minute."""

@@ -123,6 +123,9 @@ class Summary:
         removed: Threads that were idle for too long.
         freed_objects: Objects that were garbage.
         freed_bytes: Their bytes.
+        waiting_objects: Objects that are garbage, in the threads that were looked at, and too young to be removed.
+        waiting_bytes: Their bytes.
+        collectable_at: When they are all old enough, as ISO 8601 text; `None` where there are none.
         left: Threads that were not looked at for lack of time.
         failures: What went wrong, by thread id (or manifest, where that cannot be read).
         seconds: How long it took.
@@ -138,6 +141,9 @@ class Summary:
     removed: int = 0
     freed_objects: int = 0
     freed_bytes: int = 0
+    waiting_objects: int = 0
+    waiting_bytes: int = 0
+    collectable_at: str | None = None
     left: int = 0
     failures: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
@@ -155,6 +161,9 @@ class Summary:
         self.removed += outcome.removed
         self.freed_objects += outcome.freed.objects
         self.freed_bytes += outcome.freed.bytes
+        self.waiting_objects += outcome.freed.waiting_objects
+        self.waiting_bytes += outcome.freed.waiting_bytes
+        self.collectable_at = max(self.collectable_at or "", outcome.freed.collectable_at or "") or None
         if outcome.failure is not None:
             self.failures[outcome.thread_id or outcome.key] = outcome.failure
 

@@ -243,7 +243,9 @@ def test_what_was_compacted_meanwhile_is_restored(shell: Shell, tell: Teller) ->
     tell("stop")
     for thread_id in THREADS:
         tell("put", thread_id, 1000)
-    assert compact_store(shell.store.as_uri(), retention=Retention(max_checkpoints=2), grace=timedelta(0)).freed_objects
+    assert compact_store(
+        shell.store.as_uri(), retention=Retention(max_checkpoints=2), grace=timedelta(0), offline=True
+    ).freed_objects
     saved = saved_state(shell, "links")
     shell(*RESTORES["links"])
     assert tell("state") == saved

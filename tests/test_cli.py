@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 
 from langgraph.checkpoint.lsm import LSMSaver
 from langgraph.checkpoint.lsm.commands import app
+from langgraph.checkpoint.lsm.jobs import compact_store
 from lsm.format.names import manifest_key, segments_prefix
 from tests.support import processes
 from tests.support.checkpoints import at, chain, listed
@@ -52,10 +54,12 @@ def test_compact(url: str) -> None:
     planned = as_json("compact", url, "--dry-run")
     assert (planned["compacted"], planned["dry_run"]) == (6, True)
     done = as_json("compact", url)
-    assert {**planned, "seconds": 0, "dry_run": False} == {**done, "seconds": 0}
+    waiting = {name: done[name] for name in ("waiting_objects", "waiting_bytes", "collectable_at")}
+    assert {**planned, "seconds": 0, "dry_run": False, **waiting} == {**done, "seconds": 0}
+    assert waiting["waiting_objects"] == 54
     said = called("compact", url)
     assert said.startswith("6 threads, of which 6 were in shape and 0 looked at")
-    assert as_json("compact", url, "--grace", "0s")["freed_objects"] == 54
+    assert as_json("compact", url, "--grace", "0s", "--offline")["freed_objects"] == 54
     assert counts(url) == [9] * 6
 
 
@@ -72,7 +76,7 @@ def test_compact_a_part(url: str) -> None:
     assert as_json("compact", url, "--threads", "thread-[01]")["threads"] == 2
     parts = [as_json("compact", url, "--shard", f"{number}/3") for number in range(3)]
     assert sum(part["threads"] for part in parts) == 6
-    late = as_json("compact", url, "--max-time", "0.000001s", "--grace", "0s")
+    late = as_json("compact", url, "--max-time", "0.000001s", "--grace", "0s", "--offline")
     assert (late["looked_at"], late["left"]) == (0, 6)
 
 
@@ -160,15 +164,42 @@ def test_prune_names_what_fails(url: str, tmp_path: Path) -> None:
         assert len(listed(saver, at(THREADS[1]))) == 1
 
 
+@pytest.mark.parametrize("command", ["gc", "compact", "expire"])
+def test_a_short_grace_needs_to_be_told_that_nobody_uses_the_store(url: str, command: str) -> None:
+    words = [command, url, "--grace", "9m", *(["--max-age", "365d"] if command == "expire" else [])]
+    said = called(*words, code=2)
+    assert "--offline" in said
+    assert "600 s" in said
+    called(*words, "--offline")
+    called(*words[:2], *words[4:], "--grace", "10m")
+    with pytest.raises(ValueError, match="offline=True"):
+        compact_store(url, grace=timedelta(minutes=9))
+
+
+def test_what_waits_for_the_grace_is_said_at_the_end(url: str) -> None:
+    assert "wait until" not in called("gc", url)
+    said = called("prune", url, THREADS[0])
+    assert "are garbage and wait until" in said
+    left = as_json("prune", url, THREADS[0])
+    for words in (["compact", url], ["expire", url, "--max-age", "365d"], ["gc", url]):
+        found = as_json(*words)
+        assert found["waiting_objects"] >= left["waiting_objects"] > 0
+        assert found["waiting_bytes"] >= left["waiting_bytes"] > 0
+        assert datetime.fromisoformat(found["collectable_at"]) >= datetime.fromisoformat(left["collectable_at"])
+    assert "are garbage and wait until" in called("gc", url)
+    called("gc", url, "--grace", "0s", "--offline")
+    assert as_json("gc", url)["collectable_at"] is None
+
+
 def test_gc(url: str, tmp_path: Path) -> None:
     called("compact", url)
     assert as_json("gc", url)["freed_objects"] == 0
-    assert as_json("gc", url, "--grace", "0s", "--dry-run")["freed_objects"] == 54
-    assert called("gc", url, "--grace", "0s").startswith("54 objects of ")
+    assert as_json("gc", url, "--grace", "0s", "--offline", "--dry-run")["freed_objects"] == 54
+    assert called("gc", url, "--grace", "0s", "--offline").startswith("54 objects of ")
     (tmp_path / manifest_key(THREADS[0])).unlink()
     damaged = tmp_path / manifest_key(THREADS[1])
     damaged.write_bytes(b"nonsense")
-    found = as_json("gc", url, "--grace", "0s", code=1)
+    found = as_json("gc", url, "--grace", "0s", "--offline", code=1)
     assert (found["freed_objects"], list(found["failures"])) == (1, [manifest_key(THREADS[1])])
 
 

@@ -106,7 +106,9 @@ def go_on(root: Path, thread_id: str = "thread") -> None:
         chain(saver, thread_id, [{"value": 9}])
         chain(saver, "another", [{"value": 9}])
         assert len(listed(saver, at(thread_id))) == before + 10
-    done = compact_store(root.as_uri(), retention=Retention(max_age=timedelta(days=3)), grace=timedelta(0))
+    done = compact_store(
+        root.as_uri(), retention=Retention(max_age=timedelta(days=3)), grace=timedelta(0), offline=True
+    )
     assert (done.compacted > 0, done.failures) == (True, {})
 
 

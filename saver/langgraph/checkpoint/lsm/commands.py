@@ -31,6 +31,7 @@ from rich.text import Text
 
 from langgraph.checkpoint.lsm import settings
 from langgraph.checkpoint.lsm.jobs import Store, compact_store
+from lsm.collect import Collected, check_grace
 from lsm.errors import LSMError
 from lsm.stats import Stats, store_stats, thread_stats
 from lsm.sweep import Outcome, Summary
@@ -89,6 +90,10 @@ MaxCheckpoints = Annotated[
 ]
 Idle = Annotated[timedelta | None, _time("Threads not written to for so long are removed.")]
 Grace = Annotated[timedelta, _time("How old garbage must be to be removed.")]
+Offline = Annotated[
+    bool,
+    typer.Option("--offline", help="Nobody uses the store meanwhile: a grace below ten minutes needs that said."),
+]
 Threads = Annotated[str | None, typer.Option(metavar="GLOB", help="Only threads whose id matches, as in 'user-*'.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Change nothing; say what would be done.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON at the end.")]
@@ -132,6 +137,7 @@ def compact(
     shard: Shard = _ALL,
     max_time: MaxTime = None,
     grace: Grace = _GRACE,
+    offline: Offline = False,
     retention: RetentionFile = None,
     max_age: MaxAge = None,
     max_checkpoints: MaxCheckpoints = None,
@@ -159,6 +165,7 @@ def compact(
                 threads=threads,
                 shard=settings.shard(shard),
                 grace=grace,
+                offline=offline,
                 max_time=max_time,
                 dry_run=dry_run,
                 concurrency=None if executor else concurrency,
@@ -182,6 +189,7 @@ def expire(
     shard: Shard = _ALL,
     max_time: MaxTime = None,
     grace: Grace = _GRACE,
+    offline: Offline = False,
     as_json: Json = False,
     store_option: StoreOption = None,
 ) -> None:
@@ -200,6 +208,7 @@ def expire(
         shard=shard,
         max_time=max_time,
         grace=grace,
+        offline=offline,
         as_json=as_json,
         store_option=store_option,
     )
@@ -207,28 +216,49 @@ def expire(
 
 @app.command()
 def prune(
-    url: Url, thread_ids: ThreadIds, strategy: Strategy = "keep_latest", store_option: StoreOption = None
+    url: Url,
+    thread_ids: ThreadIds,
+    strategy: Strategy = "keep_latest",
+    as_json: Json = False,
+    store_option: StoreOption = None,
 ) -> None:
     """Reduce threads to what is needed to go on, or remove them."""
     if strategy not in ("keep_latest", "delete"):
         raise typer.BadParameter(f"there is no strategy {strategy!r}: keep_latest or delete")
+    left = Collected()
     with _store(url, store_option) as store:
         engine = store.engine
         remove = engine.delete_all if strategy == "delete" else engine.prune
-        _each_thread(thread_ids, lambda thread_id: store.run(remove([thread_id])))
+
+        def do(thread_id: str) -> None:
+            store.run(remove([thread_id]))
+            left.add(store.run(engine.collect_thread(thread_id, engine.process.limits.grace, dry_run=True)))
+
+        failures = _failures_of(thread_ids, do)
+    left.waiting_objects += left.objects  # nothing is collected here, however old it is
+    left.waiting_bytes += left.bytes
+    if as_json:
+        typer.echo(json.dumps({**_waiting(left), "failures": failures}))
+    else:
+        _say_waiting(**_waiting(left))
+    _say_failures(failures)
+    _end(failures)
 
 
 @app.command()
 def delete(url: Url, thread_ids: ThreadIds, store_option: StoreOption = None) -> None:
     """Remove threads, with all of their objects."""
     with _store(url, store_option) as store:
-        _each_thread(thread_ids, lambda thread_id: store.run(store.engine.delete(thread_id)))
+        failures = _failures_of(thread_ids, lambda thread_id: store.run(store.engine.delete(thread_id)))
+    _say_failures(failures)
+    _end(failures)
 
 
 @app.command()
 def gc(
     url: Url,
     grace: Grace = _GRACE,
+    offline: Offline = False,
     dry_run: DryRun = False,
     as_json: Json = False,
     store_option: StoreOption = None,
@@ -237,14 +267,17 @@ def gc(
     threads whose deletion was interrupted."""
     failures: dict[str, str] = {}
     with _store(url, store_option) as store:
+        if not dry_run:
+            check_grace(grace.total_seconds(), offline)
         failed: Callable[[str, LSMError], None] = lambda key, error: failures.update({key: str(error)})  # noqa: E731
         freed = store.run(store.engine.collect(grace.total_seconds(), dry_run, failed))
     if as_json:
-        found = {"freed_objects": freed.objects, "freed_bytes": freed.bytes, "failures": failures}
+        found = {"freed_objects": freed.objects, "freed_bytes": freed.bytes, **_waiting(freed), "failures": failures}
         typer.echo(json.dumps(found))
     else:
         verb = "would be" if dry_run else "were"
         typer.echo(f"{freed.objects:,} objects of {_size(freed.bytes)} {verb} removed")
+        _say_waiting(**_waiting(freed))
     _say_failures(failures)
     _end(failures)
 
@@ -357,15 +390,15 @@ def _refuse(message: str) -> NoReturn:
     raise typer.Exit(2)
 
 
-def _each_thread(thread_ids: list[str], do: Callable[[str], None]) -> None:
+def _failures_of(thread_ids: list[str], do: Callable[[str], None]) -> dict[str, str]:
+    """What went wrong, by thread, where something is done for each."""
     failures: dict[str, str] = {}
     for thread_id in thread_ids:
         try:
             do(thread_id)
         except LSMError as error:
             failures[thread_id] = str(error)
-    _say_failures(failures)
-    _end(failures)
+    return failures
 
 
 def _end(failures: Any) -> None:
@@ -438,10 +471,26 @@ def _say_summary(summary: Summary, dry_run: bool, as_json: bool) -> None:
     typer.echo(f"{summary.merged:,} segments of {_size(summary.rewritten_bytes)} {would}merged")
     typer.echo(f"{summary.expired:,} checkpoints {would}expired, {summary.removed:,} idle threads {would}removed")
     typer.echo(f"{summary.freed_objects:,} objects of {_size(summary.freed_bytes)} {would}collected")
+    _say_waiting(summary.waiting_objects, summary.waiting_bytes, summary.collectable_at)
     if summary.left:
         typer.echo(f"{summary.left:,} threads left for the next run")
     if summary.failures:
         typer.echo(f"{len(summary.failures):,} threads failed: {', '.join(map(repr, summary.failures))}")
+
+
+def _waiting(freed: Collected) -> dict[str, Any]:
+    """What waits for the grace, and until when."""
+    return {
+        "waiting_objects": freed.waiting_objects,
+        "waiting_bytes": freed.waiting_bytes,
+        "collectable_at": freed.collectable_at,
+    }
+
+
+def _say_waiting(waiting_objects: int, waiting_bytes: int, collectable_at: str | None) -> None:
+    if waiting_objects:
+        when = f"until {collectable_at}" if collectable_at is not None else "for the next compact or gc"
+        typer.echo(f"{waiting_objects:,} objects of {_size(waiting_bytes)} are garbage and wait {when}")
 
 
 def _say_report(found: StoreReport, repair: bool) -> None:

@@ -18,6 +18,7 @@ from functools import lru_cache
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from lsm.collect import check_grace
 from lsm.drive import Runtime
 from lsm.engine import Engine
 from lsm.errors import NotFound
@@ -115,6 +116,7 @@ def compact_store(
     threads: str | None = None,
     shard: tuple[int, int] = (0, 1),
     grace: timedelta = timedelta(hours=1),
+    offline: bool = False,
     max_time: timedelta | None = None,
     dry_run: bool = False,
     concurrency: int | None = None,
@@ -134,6 +136,7 @@ def compact_store(
         threads: Only threads whose id matches this pattern, as in `"user-*"`.
         shard: Of how many jobs that share the store this is which one, as (number from 0, count).
         grace: How old garbage must be.
+        offline: That nobody uses the store meanwhile. A grace below ten minutes needs it.
         max_time: Begin no thread after so long; the next call goes on with those that are left.
         dry_run: Change nothing, and say what would be done.
         concurrency: How many threads at once; 4 (with an executor: 256 tasks) if left out.
@@ -163,6 +166,8 @@ def compact_store(
     options = Options(
         shard, threads, grace.total_seconds(), dry_run, max_time.total_seconds() if max_time is not None else None
     )
+    if not dry_run:
+        check_grace(grace.total_seconds(), offline)
     if executor is not None and not isinstance(executor, ThreadPoolExecutor) and url.startswith("memory:"):
         raise ValueError(f"{url!r} is in the memory of this process, where no other process can work on it")
     with Store(url, store_options, retention, compression) as store:
