@@ -185,7 +185,11 @@ def _records(process: Process, thread: Thread, runs: Sequence[tuple[SegmentInfo,
 
 
 def _check_foundations(process: Process, thread: Thread, view: View, made: Rewritten) -> Steps[None]:
-    """See that nothing newer than the inputs builds on what was dropped."""
+    """See that nothing newer than the inputs builds on what was dropped.
+
+    Checkpoints tell: a patch builds on a version of its checkpoint's parent, which is gone only where the parent is, or
+    where a newer record of the parent has that version.
+    """
     newer = [info for info in view.header.segments if info.ulid not in made.inputs and not info.values]
     wanted = [(info, run) for info in newer for run in (*info.checkpoint_index.runs, *info.blob_index.runs)]
     records = yield from _records(process, thread, wanted)
@@ -202,16 +206,16 @@ def _check_foundations(process: Process, thread: Thread, view: View, made: Rewri
         elif isinstance(record, Checkpoint):
             present.add((record.namespace, record.id))
     for record in records:
-        if isinstance(record, Blob) and record.extends is not None:
-            base = record.namespace, record.channel, version_key(record.extends)
-            if base in made.dropped and base not in own:
-                raise Outdated(
-                    f"version {record.version!r} of channel {record.channel!r} builds on one that was dropped"
-                )
-        elif isinstance(record, Checkpoint) and record.parent is not None:
+        if not isinstance(record, Checkpoint):
+            continue
+        if record.parent is not None:
             parent = record.namespace, record.parent
             if parent in made.unlinked and parent not in present:
                 raise Outdated(f"checkpoint {record.id!r} goes on from {record.parent!r}, which was dropped")
+        for channel, version in record.versions.items() if made.dropped else ():
+            key = record.namespace, channel, version_key(version)
+            if key in made.dropped and key not in own:
+                raise Outdated(f"checkpoint {record.id!r} has version {version!r} of {channel!r}, which was dropped")
 
 
 # What the header carries.

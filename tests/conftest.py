@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 from langgraph.checkpoint.lsm import LSMSaver
 from tests.support import azurite
@@ -28,6 +28,7 @@ from tests.support.moto import MotoServer, moto_server
 BUCKET = "checkpoints"
 
 settings.register_profile("fast", derandomize=True, database=None)
+settings.register_profile("quick", derandomize=True, database=None, phases=(Phase.explicit, Phase.generate))
 settings.register_profile("slow", database=None, print_blob=True)
 
 

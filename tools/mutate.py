@@ -209,6 +209,7 @@ def try_mutant(module: str, number: int, first: int, seeds: int) -> str | None:
 
     files = [str(ROOT / f"tests/{name}.py") for name in TESTS.get(module, []) if (ROOT / f"tests/{name}.py").exists()]
     options = ["-x", "-q", "--no-header", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", "not s3 and not file"]
+    options += ["--hypothesis-profile", "quick"]
     if files and (status := pytest.main([*options, *files])) != pytest.ExitCode.OK:
         return f"tests ({status!r})"
     from tools.simulation.run import simulate

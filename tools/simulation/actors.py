@@ -357,8 +357,11 @@ class _Chat:
             yield from put
             yield from self._together([self._write(id_, task) for task in self._tasks()])
         if random.random() < 0.1 and not cast.scenario.exclusive:
-            if random.random() < 0.5:  # the same versions with other values
+            chance = random.random()
+            if chance < 0.5:  # the same versions with other values
                 values = {channel: self._value(channel) for channel in values}
+            elif chance < 0.65:  # or with those that they have
+                values = {}
             yield from self._put(id_, changed, values)
         self.versions = changed
         self.values.update({channel: value for channel, value in values.items() if value is not None})
