@@ -202,12 +202,17 @@ def _attempt(process: Process, thread: Thread, batch: Batch, now: float, lock: A
 
 
 def _look(process: Process, thread: Thread, lock: Any) -> Steps[View | None]:
-    """The newest view; the root is verified beside, once per process."""
-    if process.root_verified:
-        return (yield from refresh(process, thread, lock))
-    view, _ = results((yield All([refresh(process, thread, lock), verify_root(process.url, process.entropy)])))
+    """The newest view. Where a manifest may have to be created the root is verified beside: once per process is not
+    enough, for somebody may have removed all of it since, and half a store would be written."""
+    root = verify_root(process.url, process.entropy)
+    if process.root_verified and thread.view is not None:
+        view = yield from refresh(process, thread, lock)
+        if view is None:
+            yield from root
+        return view
+    view, _ = results((yield All([refresh(process, thread, lock), root])))
     process.root_verified = True
-    return view  # type: ignore[no-any-return]
+    return view
 
 
 def _send(process: Process, thread: Thread, view: View | None, batch: Batch, now: float, lock: Any) -> Steps[None]:

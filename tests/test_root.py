@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from obstore.store import LocalStore
 
+from langgraph.checkpoint.lsm import LSMSaver
 from lsm.drive import run
 from lsm.errors import (
     ConditionalWritesUnsupported,
@@ -19,10 +21,14 @@ from lsm.errors import (
     Throttled,
     Unavailable,
 )
+from lsm.format.names import manifest_key
 from lsm.root import verify_root
-from lsm.steps import All, Create, Delete, Get, List, Now, Steps
+from lsm.steps import All, Create, Delete, Entry, Get, List, Now, Steps
 from lsm.storage import Storage, open_storage
 from lsm.storage.objects import ObjectStorage
+from lsm.walk import delete_all
+from tests.conftest import Backend
+from tests.support.checkpoints import at, put
 from tests.support.moto import store_options
 from tests.support.proxy import Answer, Fault, Request, Rule, S3Proxy
 
@@ -194,3 +200,29 @@ def test_a_damaged_root(body: bytes) -> None:
     storage.execute(Create("lsm.json", body))
     with pytest.raises(CorruptionError, match=r"lsm\.json"):
         run(verify_root(storage.url, os.urandom), storage)
+
+
+def vanish(backend: Backend, saver: LSMSaver) -> None:
+    """Remove all that a store consists of, its root folder included."""
+    if backend.name == "file":
+        shutil.rmtree(saver._storage._root)
+    else:
+        entries = saver._runtime.run(everything())
+        assert {entry.key for entry in entries} >= {"lsm.json"}
+        saver._runtime.run(delete_all([entry.key for entry in entries]))
+
+
+def everything() -> Steps[list[Entry]]:
+    return list((yield List("")).entries)
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["a thread that is at hand", "a thread that is new"])
+def test_a_root_that_vanished_under_a_live_process_is_written_anew(backend: Backend, known: bool) -> None:
+    with backend.open(compaction="off") as saver, backend.open() as other:
+        put(saver, at("thread"), {"a": 1})
+        vanish(backend, saver)
+        name = "thread" if known else "another"
+        put(saver, at(name), {"a": 2})
+        keys = [entry.key for entry in saver._runtime.run(everything())]
+        assert sorted(keys) == ["lsm.json", manifest_key(name)]
+        assert [found.checkpoint["channel_values"] for found in other.list(None)] == [{"a": 2}]
