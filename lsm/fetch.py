@@ -91,6 +91,7 @@ def load_blocks(
     found: dict[tuple[int, int], bytes] = {}
     lacking: dict[int, tuple[SegmentInfo, dict[int, int]]] = {}
     for info, offset, stored in wanted:
+        check_block(info, offset, stored, segment_key(thread.id, info.ulid))
         block = process.cache.get(("block", info.ulid, offset))
         if block is None:
             lacking.setdefault(info.number, (info, {}))[1][offset] = stored
@@ -107,10 +108,22 @@ def load_blocks(
         for (start, stored), part in zip(ranges, parts, strict=True):
             if len(part) != stored:
                 raise CorruptionError(f"{where}: the segment ends within its data; restore it from a backup")
-            block = unseal(part, info.context, where)
+            block = unseal(part, info.context, where, info.raw)
             found[info.number, start] = block
             process.cache.put(("block", info.ulid, start), block, len(block) + 200)
     return found
+
+
+def check_block(info: SegmentInfo, offset: int, stored: int, where: str) -> None:
+    """See that a block lies inside its segment, before it is read.
+
+    Raises:
+        CorruptionError: If it does not.
+    """
+    if offset + stored > info.size:
+        raise CorruptionError(
+            f"{where}: {stored:,} bytes from byte {offset:,} on lie outside of the segment's {info.size:,}"
+        )
 
 
 def _fetch(requests: Sequence[GetRanges], infos: Sequence[SegmentInfo]) -> Steps[list[list[bytes]]]:

@@ -166,7 +166,7 @@ class Scan:
     def _bound(self, info: SegmentInfo, run: Run) -> tuple[bool, str]:
         """No id of the run that this scan wants is above."""
         upper = info.checkpoint_index.upper(run)
-        return (False, upper[1]) if len(upper) > 1 and upper[0] == self._space else _TOP
+        return (False, upper[1]) if upper is not None and len(upper) > 1 and upper[0] == self._space else _TOP
 
     def next(self, count: int) -> Steps[list[Item]]:
         """Up to `count` more checkpoints; none at all at the end."""

@@ -73,6 +73,7 @@ def history(
             if found.seed is not None:
                 seeds.append((namespace, channel, version_key(found.seed.versions[channel])))
         places += [place for key in seeds for place in materials.places(key)]
+        materials.admit(places)
         yield from materials.collect(places)
         if all(materials.pieces[key] for key in seeds):
             break  # else a hint was wrong: that seed has been replaced by no value, and the walk goes on from there

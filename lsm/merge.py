@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from lsm.errors import CorruptionError, NotFound
-from lsm.fetch import SegmentGone, load_runs
+from lsm.fetch import SegmentGone, check_block, load_runs
 from lsm.format.envelope import unseal
 from lsm.format.names import segment_key
 from lsm.format.records import Checkpoint, Place, Record
@@ -139,12 +139,13 @@ class _Window:
     def block(self, place: Place) -> Steps[bytes]:
         block = self._blocks.get(place.offset)
         if block is None:
+            where = segment_key(self._thread.id, self._info.ulid)
+            check_block(self._info, place.offset, place.stored, where)
             end = place.offset + place.stored
             if place.offset < self._start or end > self._start + len(self._data):
                 yield from self._read(place.offset, max(end, min(place.offset + _WINDOW, self._info.size)))
             at = place.offset - self._start
-            where = segment_key(self._thread.id, self._info.ulid)
-            block = unseal(self._data[at : at + place.stored], self._info.context, where)
+            block = unseal(self._data[at : at + place.stored], self._info.context, where, self._info.raw)
             self._blocks[place.offset] = block
             if len(self._blocks) > 3:
                 self._blocks.popitem(last=False)

@@ -86,10 +86,13 @@ def materialise(process: Process, thread: Thread, view: View, items: Sequence[It
     yield from materials.settle((item.checkpoint, list(item.checkpoint.versions)) for item in items)
     places: list[Place] = []
     for item in items:
+        own: list[Place] = []
         values = (item.checkpoint.value, *(writes.value for writes in item.writes))
-        places += [value for value in values if isinstance(value, Place)]
+        own += [value for value in values if isinstance(value, Place)]
         for channel, version in item.checkpoint.versions.items():
-            places += materials.places((item.checkpoint.namespace, channel, version_key(version)))
+            own += materials.places((item.checkpoint.namespace, channel, version_key(version)))
+        materials.admit(own)
+        places += own
     yield from materials.collect(places)
     return [_stored(materials, item) for item in items]
 

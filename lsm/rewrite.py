@@ -22,7 +22,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
+from lsm.errors import CorruptionError
 from lsm.format.bloom import has
+from lsm.format.patch import MAX_PIECES
 from lsm.format.records import (
     HIDDEN,
     ORPHAN,
@@ -257,6 +259,11 @@ class _Copy:
         while at is not None:
             if at not in placed:
                 return None
+            if len(pieces) > MAX_PIECES:
+                raise CorruptionError(
+                    f"thread {self._thread.id!r}: channel {key[0]!r} is a chain of patches without end, according to "
+                    f"the segments of {self._thread.key}; restore them from a backup"
+                )
             own, base, _ = placed[at]
             if not own:
                 return ()

@@ -17,6 +17,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
+from lsm.errors import CorruptionError
+
 Tag = Hashable
 T = TypeVar("T")
 Steps = Generator[Any, Any, T]
@@ -53,11 +55,13 @@ class Get:
     """Read a whole object. Answer: `Found`, `None` where there is none, or `"unchanged"` where its tag is
     still `unless`. With `start` (a known length of an object that is only appended to, with `unless` the tag
     at that length), a store that can tell that the first `start` bytes are the same may answer
-    `Appended`: only the bytes from there on."""
+    `Appended`: only the bytes from there on. An object of more than `most` bytes is `CorruptionError`, before any of
+    them is read: nothing that is read whole is as large."""
 
     key: str
     unless: Tag | None = None
     start: int = 0
+    most: int = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +241,24 @@ class Wait:
 
 
 Unchanged = Literal["unchanged"]
+
+
+def check_size(request: Get, size: int) -> None:
+    """See that an object is no larger than a request expects.
+
+    Raises:
+        CorruptionError: If it is.
+
+    Example:
+        >>> check_size(Get("lsm.json"), 1 << 30)
+        Traceback (most recent call last):
+        ...
+        lsm.errors.CorruptionError: lsm.json has 1,073,741,824 bytes, 1,048,576 is the most; restore it from a backup
+    """
+    if size > request.most:
+        raise CorruptionError(
+            f"{request.key} has {size:,} bytes, {request.most:,} is the most; restore it from a backup"
+        )
 
 
 def results(outcomes: list[Any]) -> list[Any]:

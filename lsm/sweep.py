@@ -237,11 +237,11 @@ class Sweep:
         return self.summary
 
     def _recall(self) -> Steps[None]:
-        found = yield Get(self._key)
-        if not isinstance(found, Found):
-            return
-        self._tag = found.tag
         try:
+            found = yield Get(self._key, most=2 * _MOST_MARKS * _MARK.size)
+            if not isinstance(found, Found):
+                return
+            self._tag = found.tag
             body = unseal(found.body, _CONTEXT, self._key, _MOST_MARKS * _MARK.size)
         except (CorruptionError, FormatVersionError) as error:
             logger.warning("all threads are looked at: %s", error)

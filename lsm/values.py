@@ -18,11 +18,15 @@ from dataclasses import replace
 from lsm.errors import CorruptionError
 from lsm.fetch import load_blocks, load_runs
 from lsm.format.names import segment_key
+from lsm.format.patch import MAX_LINKS, MAX_PIECES
 from lsm.format.records import Blob, Checkpoint, Piece, Pieces, Place, Typed, unpack_pieces, version_key
 from lsm.format.segment import SegmentInfo
 from lsm.process import Known, Process, Thread
 from lsm.steps import All, Steps, results
 from lsm.view import BlobKey, View
+
+_MOST_LOOKS = 4 * MAX_LINKS  # versions that were stored again have chains of their own
+_SLACK = 1 << 20
 
 
 class Materials:
@@ -59,7 +63,9 @@ class Materials:
         """Find blobs by their keys; a patch whose base has moved needs its base, and so on."""
         blobs: dict[BlobKey, list[Blob]] = {}
         wanted = set(keys)
-        while wanted:
+        for _ in range(_MOST_LOOKS):
+            if not wanted:
+                break
             yield from self._find_blobs(dict.fromkeys(wanted, self.view.segments()), blobs)
             wanted = {
                 base
@@ -67,6 +73,8 @@ class Materials:
                 for blob in found
                 if (base := self._base(blob)) is not None and base not in blobs
             }
+        if wanted:
+            raise self._endless(min(wanted))
         for key in keys:
             self.pieces[key] = self._chain(key, blobs)
 
@@ -109,22 +117,51 @@ class Materials:
             return None
         return blob.namespace, blob.channel, version_key(blob.extends)
 
-    def _chain(self, key: BlobKey, blobs: dict[BlobKey, list[Blob]], seq: int | None = None) -> Pieces:
-        """The pieces of a value: of the newest blob of its key, or of the one that was the newest at a commit."""
-        found = [blob for blob in blobs[key] if seq is None or blob.seq <= seq]
-        blob = found[-1] if found else None
-        if blob is None or blob.empty:
-            return ()
-        base = self._base(blob)
-        if base is None:
-            return blob.pieces or ()
-        pieces = self._chain(base, blobs, blob.seq)
-        if not pieces:
+    def _chain(self, key: BlobKey, blobs: dict[BlobKey, list[Blob]]) -> Pieces:
+        """The pieces of the value of a key: of its newest blob, then of the one that was the newest when that was made,
+        and so on."""
+        pieces: list[Piece] = []
+        link: Blob | None = None
+        for _ in range(MAX_LINKS):
+            found = [blob for blob in blobs[key] if link is None or blob.seq <= link.seq]
+            blob = found[-1] if found else None
+            base = None if blob is None else self._base(blob)
+            if blob is not None and base is not None and not blob.empty:
+                pieces += reversed(blob.own)
+                key, link = base, blob
+                continue
+            whole = (blob.pieces or ()) if blob is not None else ()
+            if link is not None and not whole:
+                raise CorruptionError(
+                    f"thread {self.thread.id!r}: channel {link.channel!r} of namespace {link.namespace!r} at version "
+                    f"{link.version!r} is a patch on version {link.extends!r}, which is missing in {self.thread.key}"
+                )
+            if len(whole) + len(pieces) > MAX_PIECES:
+                break
+            return (*whole, *reversed(pieces))
+        raise self._endless(key)
+
+    def _endless(self, key: BlobKey) -> CorruptionError:
+        return CorruptionError(
+            f"thread {self.thread.id!r}: channel {key[1]!r} of namespace {key[0]!r} is a chain of patches without end, "
+            f"according to the segments of {self.thread.key}; restore them from a backup"
+        )
+
+    def admit(self, places: Iterable[Place]) -> None:
+        """See that what is put together is no more than the segments have.
+
+        A byte is in one value, or in what a task wrote and in the value that borrows it.
+
+        Raises:
+            CorruptionError: If it is more.
+        """
+        size = sum([place.length for place in places])
+        most = 2 * sum([info.raw for info in self.view.segments()]) + _SLACK
+        if size > most:
             raise CorruptionError(
-                f"thread {self.thread.id!r}: channel {blob.channel!r} of namespace {blob.namespace!r} at version "
-                f"{blob.version!r} is a patch on version {blob.extends!r}, which is missing in {self.thread.key}"
+                f"thread {self.thread.id!r}: the values of a checkpoint have {size:,} bytes together, more than all "
+                f"segments that {self.thread.key} names; restore it from a backup"
             )
-        return (*pieces, *blob.own)
 
     def collect(self, places: Iterable[Place]) -> Steps[None]:
         """Read the blocks of some places, in one round for all that are not cached; hints in doubt are checked beside.

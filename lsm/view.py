@@ -18,6 +18,7 @@ from typing import TypeVar
 from lsm.errors import CorruptionError
 from lsm.format.bloom import has
 from lsm.format.manifest import CommitId, Frame, Frames, Header, raws_of, unpack_frames, unpack_header
+from lsm.format.patch import MAX_PIECES
 from lsm.format.records import HIDDEN, Blob, Checkpoint, Pieces, Place, Record, Version, Writes, version_key
 from lsm.format.segment import SegmentInfo, above, blob_term, namespace_term
 from lsm.steps import Tag
@@ -99,6 +100,8 @@ class Tail:
                     f"{blob.extends!r}, which the manifest does not know"
                 )
             blob.base = base or blob.base
+        if len(blob.base or ()) + len(blob.own) > MAX_PIECES:
+            raise CorruptionError(f"commit {blob.seq} makes a chain of more than {MAX_PIECES} pieces")
         self.blobs.setdefault((blob.namespace, blob.channel, version_key(blob.version)), []).append(blob)
         self._raise_peak((blob.namespace, blob.channel), blob.version)
 

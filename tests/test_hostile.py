@@ -28,6 +28,7 @@ from langgraph.checkpoint.lsm import LSMSaver
 from lsm.drive import run
 from lsm.engine import Engine
 from lsm.storage import open_storage
+from lsm.verify import verify_store
 from tests.conftest import Backend
 from tests.support.checkpoints import at, listed, put
 
@@ -95,6 +96,32 @@ def test_what_one_clone_may_read_another_still_may_not(trapped: tuple[str, Any],
         clone = strict.with_allowlist([(__name__, "Trap")])
         assert sprung(lambda: READS[read](clone, config))
         assert sprung(lambda: READS[read](strict, config)) == []
+
+
+CHANGES: dict[str, Callable[[LSMSaver], Any]] = {
+    "delete_for_runs": lambda saver: saver.delete_for_runs(["run"]),
+    "prune": lambda saver: saver.prune(["thread"]),
+    "copy_thread": lambda saver: saver.copy_thread("thread", "copy"),
+    "compact": lambda saver: saver.compact("thread"),
+    "verify": lambda saver: saver._runtime.run(verify_store(saver._engine.process)),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_strict_allowlist_holds_where_threads_are_rewritten(tmp_path: Path, change: str) -> None:
+    url = (tmp_path / "store").as_uri()
+    with LSMSaver.from_conn_string(url, serde=JsonPlusSerializer(allowed_msgpack_modules=True)) as saver:
+        for number in range(3):
+            put(
+                saver,
+                at("thread"),
+                {"value": Trap("value")},
+                run_id="run" if number else "other",
+                more=Trap("metadata"),
+            )
+    with LSMSaver.from_conn_string(url, serde=JsonPlusSerializer(allowed_msgpack_modules=None)) as strict:
+        assert sprung(lambda: CHANGES[change](strict)) == []
+        assert sprung(lambda: list(strict.list(None))) == []
 
 
 _PROBE = """

@@ -11,6 +11,8 @@ Rules of this module:
 - Opening is bounded by the recorded length: not one byte more is ever decompressed. A zstd payload is one frame that
   states its content size; an lzma payload is in the xz format and needs at most 16 MiB to decompress.
 - What is not a value (headers, frames, pages) is bounded by `META`, however it is recorded.
+- No block holds more than `RATIO` times its sealed bytes, so that what an object can grow to is known from its size.
+  What compresses better is stored with a method that does not.
 """
 
 from __future__ import annotations
@@ -34,6 +36,8 @@ OVERHEAD = _HEAD.size + _CRC.size
 MAX_RAW = 2**32 - 1
 META = 64 << 20
 """No sealed header, frame, page or footer holds more, in bytes."""
+RATIO = 4096
+"""No block holds more bytes for each byte that it takes."""
 _WORTHWHILE = 64
 _LZMA_MEMORY = 16 << 20
 
@@ -98,9 +102,13 @@ def seal(raw: bytes, compression: Compression, context: bytes, most: int = MAX_R
         raise ValueError(f"a block may have {most:,} bytes, this one has {len(raw):,}")
     payload, encoding = raw, 0
     if compression != "none" and len(raw) >= _WORTHWHILE:
-        smaller = _compress(raw, compression)
-        if len(smaller) < len(raw):
-            payload, encoding = smaller, COMPRESSIONS.index(compression)
+        for method in dict.fromkeys((compression, "zlib")):  # zlib never makes less than a thousandth
+            smaller = _compress(raw, method)
+            if len(smaller) < len(raw) <= RATIO * len(smaller):
+                payload, encoding = smaller, COMPRESSIONS.index(method)
+                break
+            if len(smaller) >= len(raw):
+                break
     head = _HEAD.pack(encoding, len(raw))
     crc = zlib.crc32(payload, zlib.crc32(head, zlib.crc32(context)))
     return b"".join((head, payload, _CRC.pack(crc)))
@@ -129,6 +137,8 @@ def unseal(sealed: bytes, context: bytes, where: str, most: int = MAX_RAW) -> by
     crc = zlib.crc32(payload, zlib.crc32(sealed[: _HEAD.size], zlib.crc32(context)))
     if crc != _CRC.unpack_from(sealed, len(sealed) - _CRC.size)[0]:
         raise CorruptionError(f"{where}: a block fails its checksum; restore the object from a backup")
+    if size > RATIO * len(sealed):
+        raise CorruptionError(f"{where}: a block of {len(sealed):,} bytes records {size:,}, which none can hold")
     if size > most:
         raise CorruptionError(f"{where}: a block records {size:,} bytes, where no more than {most:,} belong")
     if encoding == 0:

@@ -21,12 +21,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import msgpack
-
 from lsm.errors import CorruptionError, FormatVersionError
 from lsm.format import FORMAT_VERSION
 from lsm.format.envelope import META, Compression, seal, unseal
-from lsm.format.packing import packb
+from lsm.format.packing import packb, unpackb
 from lsm.format.patch import Version
 from lsm.format.records import Place, Record, checked_version, pack, place_of, unpack
 from lsm.format.segment import SegmentInfo
@@ -179,7 +177,7 @@ def unpack_header(data: bytes, where: str) -> tuple[Header, int]:
         raise CorruptionError(f"{where}: the manifest ends within its header; restore it from a backup")
     body = unseal(data[PRELUDE_SIZE:end], incarnation, where, META)
     try:
-        fields = msgpack.unpackb(body, unicode_errors="surrogatepass")
+        fields = unpackb(body)
         thread_id, seq, next_number, segments, carried, inline, *known, chain, fence, deleted = fields
         heads, peaks, commits, retired, changed, stray, partial = known
         texts = [thread_id, *(text for head in heads for text in head), *(text for peak in peaks for text in peak[:2])]
@@ -326,7 +324,7 @@ def _frame_at(data: bytes, at: int, seq: int, incarnation: bytes, chain: int, wh
 
 def _open_body(raw: bytes, commit: CommitId, seq: int, size: int, chain: int, where: str) -> Frame:
     try:
-        added, records = msgpack.unpackb(raw, unicode_errors="surrogatepass")
+        added, records = unpackb(raw)
         segment = None if added is None else SegmentInfo.unpack(added, where)
         number = segment.number if segment else 0
         opened = tuple([unpack(each, where, number, seq) for each in records])

@@ -19,11 +19,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import msgpack
-
 from lsm.errors import CorruptionError
 from lsm.format import patch
-from lsm.format.packing import packb
+from lsm.format.packing import packb, unpack_flat, unpackb
 
 Version = patch.Version
 Typed = tuple[str, bytes]
@@ -518,7 +516,7 @@ def unpack(data: bytes, where: str, segment: int = 0, base: int = 0, companion: 
         base: What its `seq` is counted from.
         companion: The number of the segment that it calls segment 1.
     """
-    fields = _unpack_list(data, where)
+    fields = _unpack_list(data, where, unpackb)
     own = segment, companion
     try:
         kind, seq, value, *rest = fields
@@ -576,9 +574,9 @@ def _unpack_blob(rest: list[Any], value: Value, seq: int, own: tuple[int, int]) 
 _UNPACK: dict[int, Callable[..., Record]] = {0: _unpack_checkpoint, 1: _unpack_writes, 2: _unpack_blob}
 
 
-def _unpack_list(data: bytes, where: str) -> list[Any]:
+def _unpack_list(data: bytes, where: str, unpacked: Callable[[bytes], Any] = unpack_flat) -> list[Any]:
     try:
-        value = msgpack.unpackb(data, unicode_errors="surrogatepass", strict_map_key=False)
+        value = unpacked(data)
     except Exception as error:  # msgpack raises several kinds, ValueError's and its own
         raise CorruptionError(f"{where}: a record does not unpack ({error})") from error
     _expect(isinstance(value, list), where)

@@ -22,13 +22,11 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
 
-import msgpack
-
 from lsm.errors import CorruptionError, FormatVersionError
 from lsm.format import FORMAT_VERSION, bloom
-from lsm.format.envelope import META, Compression, seal, unseal
+from lsm.format.envelope import META, RATIO, Compression, seal, unseal
 from lsm.format.names import is_ulid
-from lsm.format.packing import packb
+from lsm.format.packing import packb, unpackb
 from lsm.format.records import HIDDEN, Blob, Checkpoint, Place, Record, Writes, pack, unpack, version_key
 
 MAGIC = b"lsmseg" + struct.pack("<H", FORMAT_VERSION)
@@ -70,11 +68,12 @@ class Index:
         end = bisect_right(self.runs, high, start, key=_first)
         return list(self.runs[start:end])
 
-    def upper(self, run: Run) -> Key:
-        """A bound that no key of the run exceeds."""
+    def upper(self, run: Run) -> Key | None:
+        """A bound that no key of the run exceeds, if there is one."""
         at = self.runs.index(run) + 1
         bound = _cut_up(self.runs[at].first) if at < len(self.runs) else self.last
-        return self.last if any(part.startswith(_TOP * _CUT) for part in bound) else bound
+        bounds = [each for each in (bound, self.last) if not any(part.startswith(_TOP * _CUT) for part in each)]
+        return bounds[0] if bounds else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +152,7 @@ class SegmentInfo:
         """The inverse of `pack`."""
         try:
             number, ulid, size, *counts, terms, shared, checkpoints, blobs, values, overrides, companion, live = (
-                msgpack.unpackb(data, unicode_errors="surrogatepass")
+                unpackb(data)
             )
             base, top, visible, rows, raw, oldest = counts
             numbers = (number, size, top - base, visible, rows, raw, oldest, overrides, companion, live)
@@ -164,6 +163,8 @@ class SegmentInfo:
                 or not isinstance(shared, bytes)
             ):
                 raise TypeError("a number or filter is of another type")
+            if size and raw > RATIO * size:  # a footer does not know where it ends
+                raise ValueError(f"{size:,} bytes hold no {raw:,}")
             if not is_ulid(ulid):  # it becomes a part of a key
                 raise TypeError("a segment's name is not a ULID")
             return SegmentInfo(
@@ -211,7 +212,7 @@ def _cut_down(key: Key) -> Key:
 
 
 def _cut_up(key: Key) -> Key:
-    """A bound that no key goes above that is cut down as this one is."""
+    """A bound that no key, cut down, goes above that is cut down as this one is."""
     for at, part in enumerate(key):
         if len(part) >= _CUT:
             stem = part[:_CUT].rstrip(_TOP)
@@ -242,7 +243,7 @@ class Page:
 
     def __init__(self, raw: bytes, where: str):
         try:
-            table, numbers, self.tails, self._rows, self.terms = msgpack.unpackb(raw, unicode_errors="surrogatepass")
+            table, numbers, self.tails, self._rows, self.terms = unpackb(raw)
             groups = [tuple(group) for group in table]
             self.groups: list[Key] = [groups[number] for number in numbers]
             if not len(self.groups) == len(self.tails) == len(self._rows):

@@ -69,6 +69,7 @@ from lsm.steps import (
     Unchanged,
     Unlock,
     UploadPart,
+    check_size,
 )
 
 PAGE = 1000
@@ -189,6 +190,7 @@ class FileStorage:
             return None
         try:
             tag = _tag(os.fstat(descriptor))
+            check_size(request, tag.length)
             if isinstance(known, FileTag) and known.length == request.start and _grew(known, tag):
                 return Appended(_read(descriptor, request.start, tag.length), tag)
             return Found(_read(descriptor, 0, tag.length), tag)

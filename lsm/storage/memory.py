@@ -36,6 +36,7 @@ from lsm.steps import (
     Tag,
     Unchanged,
     UploadPart,
+    check_size,
 )
 
 PAGE = 1000
@@ -99,7 +100,10 @@ class MemoryStorage:
         found = self._objects.get(request.key)
         if found is None:
             return None
-        return "unchanged" if found.tag == request.unless else Found(found.body, found.tag)
+        if found.tag == request.unless:
+            return "unchanged"
+        check_size(request, len(found.body))
+        return Found(found.body, found.tag)
 
     def _get_ranges(self, request: GetRanges) -> list[bytes]:
         found = self._objects.get(request.key)

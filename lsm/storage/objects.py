@@ -55,6 +55,7 @@ from lsm.steps import (
     Page,
     PutIf,
     UploadPart,
+    check_size,
 )
 
 PAGE = 1000
@@ -185,6 +186,7 @@ class ObjectStorage:
             return "unchanged"
         except FileNotFoundError as error:
             return self._absent(error, request)
+        check_size(request, result.meta["size"])
         return Found(result.bytes().to_bytes(), _tag(result.meta))
 
     async def _aget(self, request: Get) -> Any:
@@ -194,6 +196,7 @@ class ObjectStorage:
             return "unchanged"
         except FileNotFoundError as error:
             return self._absent(error, request)
+        check_size(request, result.meta["size"])
         return Found((await result.bytes_async()).to_bytes(), _tag(result.meta))
 
     def _get_ranges(self, request: GetRanges) -> list[bytes]:
