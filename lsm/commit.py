@@ -212,7 +212,7 @@ def _look(process: Process, thread: Thread, lock: Any) -> Steps[View | None]:
         return view
     view, _ = results((yield All([refresh(process, thread, lock), root])))
     process.root_verified = True
-    return view
+    return view  # type: ignore[no-any-return]
 
 
 def _send(process: Process, thread: Thread, view: View | None, batch: Batch, now: float, lock: Any) -> Steps[None]:

@@ -21,6 +21,7 @@ import importlib.abc
 import importlib.util
 import json
 import logging
+import resource
 import subprocess
 import sys
 import time
@@ -67,6 +68,7 @@ _SWAPPED: dict[type, type] = {
     ast.BitAnd: ast.BitOr,
 }
 _UNCHANGED = -1
+_MOST_MEMORY = 3 << 30
 _OTHER = {"min": "max", "max": "min", "any": "all", "all": "any"}
 
 
@@ -203,6 +205,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 def try_mutant(module: str, number: int, first: int, seeds: int) -> str | None:
     """What notices a mutant, or `None`. Nothing of the engine may have been imported yet."""
+    resource.setrlimit(resource.RLIMIT_AS, (_MOST_MEMORY, _MOST_MEMORY))  # endless loops may also grow
     path = _path(module)
     sys.meta_path.insert(0, _Finder(module, path, mutated(path.read_text(), number)))
     import pytest
@@ -283,7 +286,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=300, help="of the simulator (default: %(default)s)")
     parser.add_argument("--first", type=int, default=0, help="the first of them (default: %(default)s)")
     parser.add_argument("--jobs", type=int, default=2, help="mutants side by side (default: %(default)s)")
-    parser.add_argument("--timeout", type=float, default=240.0, help="of a mutant, in seconds (default: %(default)s)")
+    parser.add_argument("--timeout", type=float, default=150.0, help="of a mutant, in seconds (default: %(default)s)")
     parser.add_argument("--results", type=Path, help="where results are kept")
     parser.add_argument("--again", action="store_true", help="run those again that have survived")
     parser.add_argument("--survivors", action="store_true", help="run nothing; print what has survived")

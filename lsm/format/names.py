@@ -177,19 +177,6 @@ def make_ulid(now: float, incarnation: bytes, random: bytes) -> str:
     return "".join(_CROCKFORD[number >> shift & 31] for shift in range(125, -1, -5))
 
 
-def is_for(ulid: str, incarnation: bytes) -> bool:
-    """Whether a segment was made for an incarnation.
-
-    Example:
-        >>> is_for(make_ulid(1.0, b"12345678", bytes(6)), b"12345678"), is_for("0" * 26, b"12345678")
-        (True, False)
-    """
-    number = 0
-    for digit in ulid:
-        number = number << 5 | _CROCKFORD.find(digit)
-    return (number >> 48 & (2**32 - 1)) == int.from_bytes(incarnation[:4], "big")
-
-
 def is_ulid(value: object) -> bool:
     """Whether this is what `make_ulid` makes.
 
