@@ -100,3 +100,7 @@ class Unavailable(StorageError):
 class Refused(StorageError):
     """The storage will not do this until somebody changes something: credentials, permission, a missing
     bucket, a full disk, a read-only directory."""
+
+
+class NestedStoreError(LSMError):
+    """One store lies in the folders of another, which would take its objects for its own, or for garbage."""

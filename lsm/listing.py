@@ -23,6 +23,7 @@ from lsm.read import Stored, materialise
 from lsm.retention import Horizon, Retention
 from lsm.steps import All, Get, List, Now, Steps, results
 from lsm.view import CheckpointKey, View, open_view
+from lsm.walk import own
 
 _BATCH = 16
 
@@ -191,20 +192,21 @@ def all_threads(process: Process) -> Steps[list[str]]:
     """The ids of all threads, in order of their keys.
 
     Raises:
-        CorruptionError: If there is something else among the manifests.
+        CorruptionError: If a manifest is damaged, or another thread's.
+        NestedStoreError: If another store lies among the manifests.
     """
     found: list[str] = []
     untold: list[str] = []  # keys that do not tell the thread: its manifest does
     after = None
     while True:
         page = yield List(MANIFESTS, after)
-        for entry in page.entries:
+        for entry in own(page.entries):
             thread_id = thread_id_of(entry.key.rsplit("/", 1)[-1])
             if thread_id is not None and manifest_key(thread_id) == entry.key:
                 found.append(thread_id)
             else:
                 untold.append(entry.key)
-        if not page.more:
+        if not page.more or not page.entries:
             break
         after = page.entries[-1].key
     for start in range(0, len(untold), _BATCH):

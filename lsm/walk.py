@@ -10,16 +10,34 @@ Rules of this module:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from lsm.errors import CorruptionError
-from lsm.format.names import MANIFESTS, kind_of, manifest_key, thread_id_of
+from lsm.errors import CorruptionError, NestedStoreError
+from lsm.format.names import MANIFESTS, ROOT_KEY, kind_of, manifest_key, thread_id_of
 from lsm.process import Process
 from lsm.steps import All, Delete, Entry, Get, List, Steps, results
 from lsm.view import open_view
 
 T = TypeVar("T")
+
+
+def own(entries: Iterable[Entry]) -> list[Entry]:
+    """Those of some objects that have names of this store's.
+
+    Raises:
+        NestedStoreError: If another store lies among them.
+    """
+    found = []
+    for entry in entries:
+        if kind_of(entry.key) is not None:
+            found.append(entry)
+        elif entry.key.endswith(f"/{ROOT_KEY}"):
+            raise NestedStoreError(
+                f"{entry.key}: another store lies in the folders of this one, which cannot tell the objects of the two "
+                "apart. Move it to a place of its own: nothing is listed or removed here meanwhile"
+            )
+    return found
 
 
 def list_all(prefix: str) -> Steps[list[Entry]]:
@@ -28,7 +46,7 @@ def list_all(prefix: str) -> Steps[list[Entry]]:
     after = None
     while True:
         page = yield List(prefix, after)
-        entries += [entry for entry in page.entries if kind_of(entry.key) is not None]
+        entries += own(page.entries)
         if not page.more or not page.entries:
             return entries
         after = page.entries[-1].key
@@ -54,7 +72,7 @@ class Manifests:
         self.done = not page.more
         if page.entries:
             self._after = page.entries[-1].key
-        return [entry for entry in page.entries if kind_of(entry.key) is not None]
+        return own(page.entries)
 
 
 def told_id(key: str) -> str | None:

@@ -256,9 +256,9 @@ def test_a_damaged_thread_fails_alone_and_nothing_of_it_is_removed(backend: Back
 
 def test_a_manifest_that_is_none_fails_alone() -> None:
     storage = filled(Backend("memory", "memory://sweep-none"), ["a"], 1)
-    storage.execute(Create("manifests/00/=2e", b"nonsense"))
+    storage.execute(Create(f"manifests/00/=={'0' * 64}", b"nonsense"))
     found = swept(storage)
-    assert (found.threads, found.failures.keys()) == (2, {"manifests/00/=2e"})
+    assert (found.threads, found.failures.keys()) == (2, {f"manifests/00/=={'0' * 64}"})
 
 
 def test_two_sweeps_at_once_leave_the_store_whole(backend: Backend) -> None:
