@@ -245,7 +245,10 @@ def _check_checkpoint(checkpoint: Checkpoint) -> None:
     for channel in checkpoint.deltas or ():
         size += check_names(channel=channel)
     for channel, version in checkpoint.versions.items():
-        size += check_names(channel=channel) + _check_version(channel, version)
+        if type(channel) is type(version) is str:  # nearly always
+            size += len(channel) + len(version)
+        else:
+            size += check_names(channel=channel) + _check_version(channel, version)
     if type(checkpoint.terms) is not bytes:
         raise TypeError(f"terms must be bytes, not {type(checkpoint.terms).__name__}")
     _check_number("the time", checkpoint.time)
@@ -259,7 +262,7 @@ def _check_writes(writes: Writes) -> None:
     size = check_names(namespace=writes.namespace, id=writes.id, task_id=writes.task_id, task_path=writes.task_path)
     _check_number("the time", writes.time)
     for first, count, channel in writes.runs:
-        size += check_names(channel=channel)
+        size += len(channel) if type(channel) is str else check_names(channel=channel)
         _check_number("an index", first)
         if _check_number("a count", count) < 1:
             raise ValueError(f"a run has {count} writes")
@@ -276,7 +279,10 @@ def check_put(checkpoint: Checkpoint, values: Mapping[str, tuple[Version, Typed 
     check(checkpoint)
     size = 0
     for channel, (version, typed) in values.items():
-        size += check_names(channel=channel) + _check_version(channel, version)
+        if type(channel) is type(version) is str:
+            size += len(channel) + len(version)
+        else:
+            size += check_names(channel=channel) + _check_version(channel, version)
         if typed is not None:
             check_typed(typed)
     _check_size(size)

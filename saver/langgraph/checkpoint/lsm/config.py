@@ -60,8 +60,13 @@ def version(channel: str, value: Any) -> Version:
 
 def versions(name: str, value: Any) -> dict[str, Version]:
     """The versions of channels. Raises what `version` raises."""
-    found = {text(f"a channel in {name}", channel): each for channel, each in mapping(name, value).items()}
-    return {channel: version(channel, each) for channel, each in found.items()}
+    found: dict[str, Version] = {}
+    for channel, each in mapping(name, value).items():
+        if type(channel) is type(each) is str:  # nearly always
+            found[channel] = each
+        else:
+            found[text("a channel", channel)] = version(channel, each)
+    return found
 
 
 class Address(NamedTuple):
