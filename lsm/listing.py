@@ -17,7 +17,8 @@ from heapq import heapify, heappop, heappush
 from lsm.errors import CorruptionError
 from lsm.fetch import SegmentGone
 from lsm.find import Item, Scan, Terms
-from lsm.format.names import MANIFESTS, manifest_key, thread_id_of
+from lsm.format.manifest import MAGIC
+from lsm.format.names import MANIFESTS, kind_of, manifest_key, thread_id_of
 from lsm.process import Process, Thread, missing, refresh
 from lsm.read import Stored, materialise
 from lsm.retention import Horizon, Retention
@@ -200,9 +201,10 @@ def all_threads(process: Process) -> Steps[list[str]]:
     after = None
     while True:
         page = yield List(MANIFESTS, after)
-        for entry in own(page.entries):
-            thread_id = thread_id_of(entry.key.rsplit("/", 1)[-1])
-            if thread_id is not None and manifest_key(thread_id) == entry.key:
+        ours = {entry.key for entry in own(page.entries)}
+        for entry in page.entries:
+            thread_id = thread_id_of(entry.key.rsplit("/", 1)[-1]) if entry.key in ours else None
+            if thread_id is not None:
                 found.append(thread_id)
             else:
                 untold.append(entry.key)
@@ -212,8 +214,8 @@ def all_threads(process: Process) -> Steps[list[str]]:
     for start in range(0, len(untold), _BATCH):
         keys = untold[start : start + _BATCH]
         for key, body in zip(keys, results((yield All([Get(key) for key in keys]))), strict=True):
-            if body is None:
-                continue
+            if body is None or (kind_of(key) is None and not body.body.startswith(MAGIC)):
+                continue  # it is somebody else's, unless it is a manifest that was moved
             thread_id = open_view(key, body.body, body.tag, None, process.appends).header.thread_id
             if manifest_key(thread_id) != key:
                 raise CorruptionError(f"{key}: this is the manifest of thread {thread_id!r}: an object was moved")

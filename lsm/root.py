@@ -20,10 +20,12 @@ from lsm.errors import (
     CorruptionError,
     FormatVersionError,
     LSMError,
+    NestedStoreError,
     Throttled,
     Unavailable,
 )
-from lsm.steps import All, Create, Delete, Found, Get, Now, PutIf, Sleep, Steps, Tag, results
+from lsm.format.names import FOLDERS
+from lsm.steps import All, Create, Delete, Enclosing, Found, Get, Now, PutIf, Sleep, Steps, Tag, results
 
 KEY = "lsm.json"
 FORMAT = 1
@@ -43,6 +45,7 @@ def verify_root(url: str, entropy: Callable[[int], bytes]) -> Steps[None]:
 
     Raises:
         ConditionalWritesUnsupported: The store accepted a write that it must not accept, or refuses those it must.
+        NestedStoreError: A new root would lie in the folders of another store.
         FormatVersionError: The root was made by a newer version.
         CorruptionError: `lsm.json` is not what this project writes.
         StorageError: A request failed.
@@ -56,6 +59,7 @@ def verify_root(url: str, entropy: Callable[[int], bytes]) -> Steps[None]:
     """
     found = yield Get(KEY)
     if found is None:
+        yield from refuse_nested(url)
         probes = [f"probe/{entropy(12).hex()}" for _ in range(2)]
         began = yield Now()
         try:
@@ -72,6 +76,20 @@ def verify_root(url: str, entropy: Callable[[int], bytes]) -> Steps[None]:
             raise created
         found = yield Get(KEY)  # somebody else was first, or this was our own write, sent twice
     _check(url, found)
+
+
+def refuse_nested(url: str) -> Steps[None]:
+    """See that the root does not lie in the folders of another store.
+
+    Raises:
+        NestedStoreError: If it does.
+    """
+    outer = yield Enclosing(KEY, FOLDERS)
+    if outer is not None:
+        raise NestedStoreError(
+            f"{url}: this root lies in the folders of the store {outer}, which would take its objects for its own, or "
+            "for garbage. Use a place outside of it"
+        )
 
 
 def _prove(url: str, one: str, other: str) -> Steps[None]:

@@ -176,6 +176,15 @@ class List:
 
 
 @dataclass(frozen=True, slots=True)
+class Enclosing:
+    """Ask whether the root lies in one of the folders `folders` of another root, which has the object `mark`. Answer:
+    the other's address, or `None`. A store that cannot look above its root answers `None`."""
+
+    mark: str
+    folders: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
 class OpenUpload:
     """Start to write a large object in parts. Answer: a handle for `UploadPart`, `FinishUpload`,
     `AbortUpload`. Nothing is visible under the key before `FinishUpload`."""

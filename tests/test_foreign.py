@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from langgraph.checkpoint.lsm import LSMSaver
+from langgraph.checkpoint.lsm.jobs import compact_store
 from lsm.errors import LSMError, NestedStoreError
 from lsm.format.names import kind_of, manifest_key, segment_key, sweep_key
 from lsm.stats import store_stats
@@ -142,3 +143,21 @@ def test_a_full_disk_is_freed_of_what_needs_no_write(small: Path) -> None:
         again = saver._runtime.run(saver._engine.collect(-5.0))
         assert found.objects + again.objects >= 8, "and the orphans, once there is room for a fence"
         assert len(list(saver.list(None))) == 6
+
+
+@pytest.mark.parametrize("inside", ["segments", "tmp/mine", "manifests/a/b"])
+@pytest.mark.parametrize("kind", ["file", "s3"])
+def test_a_new_root_in_the_folders_of_another_store_is_refused(
+    request: pytest.FixtureRequest, tmp_path: Path, kind: str, inside: str
+) -> None:
+    s3 = request.getfixturevalue("s3") if kind == "s3" else None
+    url = s3.url() if s3 is not None else (tmp_path / "store").as_uri()
+    options = {"store_options": s3.store_options} if s3 is not None else {}
+    with LSMSaver.from_conn_string(url, **options) as outer:
+        put(outer, at("thread"), {"a": 1})
+    with LSMSaver.from_conn_string(f"{url}/{inside}", **options) as inner, pytest.raises(NestedStoreError, match=url):
+        put(inner, at("thread"), {"a": 1})
+    with pytest.raises(NestedStoreError, match=url):
+        compact_store(f"{url}/{inside}", **options)
+    with LSMSaver.from_conn_string(f"{url}/other/{inside}", **options) as beside:
+        put(beside, at("thread"), {"a": 1})

@@ -23,7 +23,7 @@ from lsm.errors import (
 )
 from lsm.format.names import manifest_key
 from lsm.root import verify_root
-from lsm.steps import All, Create, Delete, Entry, Get, List, Now, Steps
+from lsm.steps import All, Create, Delete, Enclosing, Entry, Get, List, Now, Steps
 from lsm.storage import Storage, open_storage
 from lsm.storage.objects import ObjectStorage
 from lsm.walk import delete_all
@@ -123,6 +123,7 @@ def test_a_throttled_probe_is_patient() -> None:
     steps = verify_root("test://", os.urandom)
     request = next(steps)
     assert request == Get("lsm.json")
+    assert isinstance(steps.send(None), Enclosing)
     assert steps.send(None) == Now()
     first = steps.send(0.0).of[0]
     create = next(first)

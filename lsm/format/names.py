@@ -121,6 +121,9 @@ def sweep_key(shard: int, shards: int) -> str:
     return f"{SWEEPS}{shard}-of-{shards}"
 
 
+FOLDERS = ("manifests", "segments", "sweep", "probe", "tmp")
+"""The folders of a store, in which no other may lie."""
+
 Kind = Literal["root", "manifest", "segment", "sweep", "probe", "temporary"]
 
 _NUMBER = "(?:0|[1-9][0-9]*)"

@@ -53,6 +53,7 @@ from lsm.steps import (
     Create,
     Delete,
     DeleteIf,
+    Enclosing,
     Ensure,
     Entry,
     FinishUpload,
@@ -234,6 +235,13 @@ class FileStorage:
                     continue
                 if modes.S_ISREG(stat.st_mode):
                     yield Entry(key, stat.st_size, _tag(stat), stat.st_ctime)
+
+    def _enclosing(self, request: Enclosing) -> str | None:
+        path = PurePosixPath(os.path.realpath(self._root))
+        for inner, outer in zip((path, *path.parents), path.parents, strict=False):
+            if inner.name in request.folders and os.path.exists(outer / request.mark):
+                return outer.as_uri()
+        return None
 
     # Whole files
 
@@ -591,6 +599,7 @@ _ANSWERS: dict[type, Callable[[FileStorage, Any], Any]] = {
     Append: FileStorage._append,
     Delete: FileStorage._delete,
     DeleteIf: FileStorage._delete_if,
+    Enclosing: FileStorage._enclosing,
     Lock: FileStorage._lock,
     Unlock: FileStorage._unlock,
     Ensure: FileStorage._ensure,

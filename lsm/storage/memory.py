@@ -24,6 +24,7 @@ from lsm.steps import (
     Create,
     Delete,
     DeleteIf,
+    Enclosing,
     Entry,
     FinishUpload,
     Found,
@@ -137,6 +138,9 @@ class MemoryStorage:
         entries = [Entry(key, len(found.body), found.tag, found.modified) for key, found in page]
         return Page(entries, len(keys) > PAGE)
 
+    def _enclosing(self, request: Enclosing) -> None:
+        """Names of stores in memory have nothing to do with each other."""
+
     def _open_upload(self, request: OpenUpload) -> _Upload:
         return _Upload(request.key)
 
@@ -169,6 +173,7 @@ _ANSWERS: dict[type, Callable[[MemoryStorage, Any], Any]] = {
     Delete: MemoryStorage._delete,
     DeleteIf: MemoryStorage._delete_if,
     List: MemoryStorage._list,
+    Enclosing: MemoryStorage._enclosing,
     OpenUpload: MemoryStorage._open_upload,
     UploadPart: MemoryStorage._upload_part,
     FinishUpload: MemoryStorage._finish_upload,

@@ -25,6 +25,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, ClassVar
+from urllib.parse import unquote, urlsplit
 
 import obstore
 from obstore import exceptions
@@ -45,6 +46,7 @@ from lsm.steps import (
     Append,
     Create,
     Delete,
+    Enclosing,
     Entry,
     FinishUpload,
     Found,
@@ -258,6 +260,35 @@ class ObjectStorage:
                 return page
         return Page([], False)
 
+    def _enclosing(self, request: Enclosing) -> str | None:
+        for store, path, url in self._outer_marks(request):
+            with suppress(FileNotFoundError):
+                obstore.head(store, path)
+                return url
+        return None
+
+    async def _aenclosing(self, request: Enclosing) -> str | None:
+        for store, path, url in self._outer_marks(request):
+            with suppress(FileNotFoundError):
+                await obstore.head_async(store, path)
+                return url
+        return None
+
+    def _outer_marks(self, request: Enclosing) -> Iterator[tuple[ObjectStore, str, str]]:
+        """Where the marks of stores would be in whose folders this one lies: of a ready store, below its own prefix."""
+        store, parts, url = self._store, [part for part in self._prefix.split("/") if part], self.url
+        if self._source is not None:
+            given, options = self._source
+            address = urlsplit(given)
+            url = f"{address.scheme}://{address.netloc}"
+            parts = [part for part in unquote(address.path).split("/") if part]
+            if set(parts) & set(request.folders):
+                store = ObjectStorage.from_url(url, options)._store
+        for at, part in enumerate(parts):
+            if part in request.folders:
+                outer = "/".join(parts[:at])
+                yield store, f"{outer}/{request.mark}".lstrip("/"), f"{url}/{outer}".rstrip("/")
+
     def _open_upload(self, request: OpenUpload) -> obstore.WritableFile:
         return obstore.open_writer(self._store, self._path(request.key), buffer_size=PART, max_concurrency=2)
 
@@ -379,6 +410,7 @@ _ANSWERS: dict[type, Callable[[ObjectStorage, Any], Any]] = {
     Append: ObjectStorage._put,
     Delete: ObjectStorage._delete,
     List: ObjectStorage._list,
+    Enclosing: ObjectStorage._enclosing,
     OpenUpload: ObjectStorage._open_upload,
     UploadPart: ObjectStorage._upload_part,
     FinishUpload: ObjectStorage._finish_upload,
@@ -393,6 +425,7 @@ _ASYNC_ANSWERS: dict[type, Callable[[ObjectStorage, Any], Awaitable[Any]]] = {
     Append: ObjectStorage._aput,
     Delete: ObjectStorage._adelete,
     List: ObjectStorage._alist,
+    Enclosing: ObjectStorage._aenclosing,
     OpenUpload: ObjectStorage._aopen_upload,
     UploadPart: ObjectStorage._aupload_part,
     FinishUpload: ObjectStorage._afinish_upload,

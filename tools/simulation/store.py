@@ -27,6 +27,7 @@ from lsm.steps import (
     Create,
     Delete,
     DeleteIf,
+    Enclosing,
     Ensure,
     Entry,
     FinishUpload,
@@ -251,6 +252,9 @@ class Store:
         ]
         return Page(entries, len(keys) > PAGE)
 
+    def _enclosing(self, request: Enclosing) -> None:
+        """There is nothing above."""
+
     def _open_upload(self, request: OpenUpload) -> Upload:
         return Upload(request.key)
 
@@ -316,6 +320,7 @@ _ANSWERS: dict[type, Callable[[Store, Any], Any]] = {
     Ensure: Store._ensure,
     Settled: Store._settled,
     List: Store._list,
+    Enclosing: Store._enclosing,
     OpenUpload: Store._open_upload,
     UploadPart: Store._upload_part,
     FinishUpload: Store._finish_upload,

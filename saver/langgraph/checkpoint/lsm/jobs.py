@@ -25,6 +25,7 @@ from lsm.errors import NotFound
 from lsm.format.envelope import Compression
 from lsm.format.names import ROOT_KEY
 from lsm.retention import Retention
+from lsm.root import refuse_nested
 from lsm.steps import Get, Steps
 from lsm.storage import open_storage
 from lsm.sweep import Options, Outcome, Summary, Sweep, failed, sweep, tend
@@ -81,7 +82,9 @@ class Store:
 
         Raises:
             lsm.errors.NotFound: If nothing was ever written there.
+            lsm.errors.NestedStoreError: If it lies in the folders of another.
         """
+        self.runtime.run(refuse_nested(self.storage.url))
         if self.runtime.run(_get(ROOT_KEY)) is None:
             raise NotFound(
                 f"{self.storage.url}: there is no store here: {ROOT_KEY} is missing, which the first write makes. "
