@@ -34,7 +34,7 @@ from lsm.limits import HEADER, MANIFEST
 from lsm.process import Process, Thread, refresh
 from lsm.removal import make_room
 from lsm.root import verify_root
-from lsm.steps import All, Append, PutIf, Steps, Wait, results
+from lsm.steps import All, Append, Now, PutIf, Steps, Wait, results
 from lsm.turn import confirm, give_way, until_stored
 from lsm.upload import upload
 from lsm.view import View, assemble
@@ -187,7 +187,7 @@ def _commit_batch(process: Process, thread: Thread, batch: Batch) -> Steps[None]
         _settle(entry, _STORED)
 
 
-def _attempt(process: Process, thread: Thread, batch: Batch, now: float, lock: Any) -> Steps[None]:
+def _attempt(process: Process, thread: Thread, batch: Batch, lock: Any) -> Steps[None]:
     """Commit a batch on top of the view at hand; if it has been sent before, of the newest, unless it is stored."""
     view = thread.view
     if view is None or batch.sent:
@@ -198,7 +198,7 @@ def _attempt(process: Process, thread: Thread, batch: Batch, now: float, lock: A
             return
     elif not process.root_verified:
         yield from _look(process, thread, lock)
-    yield from _send(process, thread, view, batch, now, lock)
+    yield from _send(process, thread, view, batch, lock)
 
 
 def _look(process: Process, thread: Thread, lock: Any) -> Steps[View | None]:
@@ -215,8 +215,8 @@ def _look(process: Process, thread: Thread, lock: Any) -> Steps[View | None]:
     return view  # type: ignore[no-any-return]
 
 
-def _send(process: Process, thread: Thread, view: View | None, batch: Batch, now: float, lock: Any) -> Steps[None]:
-    """One attempt to commit a batch on top of a view. `now` is not later than it is."""
+def _send(process: Process, thread: Thread, view: View | None, batch: Batch, lock: Any) -> Steps[None]:
+    """One attempt to commit a batch on top of a view."""
     if view is None:
         thread.flush = None
         yield from make_room(process, thread)
@@ -231,7 +231,7 @@ def _send(process: Process, thread: Thread, view: View | None, batch: Batch, now
     if flush is not None and asked and flush.view.count < view.count:
         flush = thread.flush = None
     if flush is None and view.count and asked:
-        flush = prepare(view, process.compression, now, process.entropy(6))
+        flush = prepare(view, process.compression, (yield Now()), process.entropy(6))
         yield from upload(segment_key(thread.id, flush.info.ulid), flush.body, lock is None)
     yield from _refuse(process, thread, view, batch)
     members = [entry for entry in batch.members if entry.outcome is None]
@@ -245,7 +245,7 @@ def _send(process: Process, thread: Thread, view: View | None, batch: Batch, now
         base = landed(flush, view, process.limits, process.compression, wanted)
         process.follow(view, base)
     changes = [entry.change for entry in members]
-    made = yield from make_frame(process, thread, base, changes, batch.id, batch.uploaded, now, lock is None)
+    made = yield from make_frame(process, thread, base, changes, batch.id, batch.uploaded, lock is None)
     batch.uploaded = made.segment
     if made.frame is None and flush is None:
         return
@@ -254,7 +254,7 @@ def _send(process: Process, thread: Thread, view: View | None, batch: Batch, now
     if _overflows(process, base, made.raw):
         if view.tag is None:  # see above
             view = replace(view, tag=(yield PutIf(thread.key, view.header_bytes, None)))
-        spill = yield from _spill(process, thread, base, frames, now, lock is None)
+        spill = yield from _spill(process, thread, base, frames, lock is None)
         request: Any = PutIf(thread.key, b"".join(spill.after.parts()), view.tag, lock)
     elif flush is not None or view.tag is None or view.loose:
         request = PutIf(thread.key, b"".join((*base.parts(), made.raw)), view.tag, lock)
@@ -264,7 +264,7 @@ def _send(process: Process, thread: Thread, view: View | None, batch: Batch, now
     beside = None
     full = view.tail_size + len(made.raw) > process.limits.tail or len(view.tail.segments) >= _MOST_SEGMENTS
     if flush is None and spill is None and view.count and full:
-        beside = prepare(view, process.compression, now, process.entropy(6))
+        beside = prepare(view, process.compression, (yield Now()), process.entropy(6))
     batch.sent = True
     if beside is None:
         outcomes = [(yield request)]
@@ -319,13 +319,13 @@ def _overflows(process: Process, base: View, raw: bytes) -> bool:
 
 
 def _spill(
-    process: Process, thread: Thread, base: View, frames: list[tuple[Frame, bytes]], now: float, patient: bool
+    process: Process, thread: Thread, base: View, frames: list[tuple[Frame, bytes]], patient: bool
 ) -> Steps[_Spill]:
     """Store a frame, and those before it, as a segment."""
     seq = base.header.seq
     # Other readers have the base's records at hand, and the frame may never be stored: it goes into a view of its own.
     before = rebased(base, base.header, process.compression, base.tail.frames[: base.count], seq).extended(frames, None)
-    flush = prepare(before, process.compression, now, process.entropy(6))
+    flush = prepare(before, process.compression, (yield Now()), process.entropy(6))
     yield from upload(segment_key(thread.id, flush.info.ulid), flush.body, patient)
     after = landed(flush, before, process.limits, process.compression, ())
     if len(after.header_bytes) > HEADER:

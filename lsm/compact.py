@@ -17,9 +17,9 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from math import inf
+from typing import TypeVar
 
 from lsm.commit import commit
-from lsm.errors import CommitTimeout, Conflict, Throttled, Unavailable
 from lsm.fetch import SegmentGone
 from lsm.find import Scan
 from lsm.format.manifest import Header, pack_header
@@ -35,14 +35,16 @@ from lsm.removal import make_room
 from lsm.rewrite import Plan, rewrite
 from lsm.steps import All, PutIf, Steps, results
 from lsm.swap import Crowded, Outdated, graft, swap
+from lsm.turn import PASSING, Patience, retried
 from lsm.view import CheckpointKey, View
 
+T = TypeVar("T")
 logger = logging.getLogger("lsm")
 
 FAN_IN = 8
 VALUES_FAN_IN = 32
 _SMALLEST_CLASS = 32 << 10
-_ATTEMPTS = 20
+_LEAST = 20  # attempts; a rewrite may take longer than the deadline of a commit
 _SIDE_BY_SIDE = 16
 
 
@@ -114,19 +116,26 @@ def compact(process: Process, thread: Thread, choose: Callable[[View], tuple[Seg
     Returns:
         Whether anything was merged.
     """
-    for _ in range(_ATTEMPTS):
+
+    def attempt() -> Steps[bool]:
         view = yield from refresh(process, thread)
         if view is None or not (inputs := choose(view)):
             return False
         plan = Plan(view, inputs, drained(view, inputs, process.limits), thread.id, view.incarnation, view.header.fence)
         try:
             yield from swap(process, thread, (yield from rewrite(process, thread, plan)))
-            return True
-        except (Outdated, SegmentGone) as error:
-            logger.debug("thread %r: compaction begins again (%s)", thread.id, error)
-            if isinstance(error, Crowded):
-                yield from commit(process, thread, Nothing())
-    return False
+        except Crowded:
+            yield from commit(process, thread, Nothing())
+            raise
+        return True
+
+    return (yield from _again(process, thread, "a compaction", attempt))
+
+
+def _again(process: Process, thread: Thread, what: str, attempt: Callable[[], Steps[T]]) -> Steps[T]:
+    """Rewrite until nothing has come between: others write, rewrite and collect meanwhile."""
+    patience = Patience(process, thread, what, "try again when the thread is quieter", _LEAST)
+    return (yield from retried(patience, attempt, (*PASSING, Outdated, SegmentGone)))
 
 
 def keep(process: Process, thread: Thread, make_rule: Callable[[], KeepRule]) -> Steps[None]:
@@ -140,10 +149,11 @@ def keep(process: Process, thread: Thread, make_rule: Callable[[], KeepRule]) ->
     Raises:
         CommitTimeout: If the thread never stood still for long enough.
     """
-    for _ in range(_ATTEMPTS):
+
+    def attempt() -> Steps[bool]:
         view = yield from _flushed(process, thread)
         if view is None or not (inputs := all_logs(view)):
-            return
+            return False
         plan = Plan(
             view,
             inputs,
@@ -153,16 +163,11 @@ def keep(process: Process, thread: Thread, make_rule: Callable[[], KeepRule]) ->
             view.header.fence,
             make_rule(),
         )
-        try:
-            yield from swap(process, thread, (yield from rewrite(process, thread, plan)))
-        except (Outdated, SegmentGone) as error:
-            logger.debug("thread %r: begins again (%s)", thread.id, error)
-            continue
+        yield from swap(process, thread, (yield from rewrite(process, thread, plan)))
+        return True
+
+    if (yield from _again(process, thread, "a rewrite", attempt)):
         yield from compact(process, thread, partial(_if_garbage, process.limits))
-        return
-    raise CommitTimeout(
-        f"thread {thread.id!r} changed during each of {_ATTEMPTS} attempts; try again when it is quieter"
-    )
 
 
 def _if_garbage(limits: Limits, view: View) -> tuple[SegmentInfo, ...]:
@@ -173,11 +178,13 @@ def _if_garbage(limits: Limits, view: View) -> tuple[SegmentInfo, ...]:
 
 def _flushed(process: Process, thread: Thread) -> Steps[View | None]:
     """A view of a thread of which all is in segments."""
+    patience = Patience(process, thread, "a flush", "try again when the thread is quieter", _LEAST)
     while True:
         view = yield from refresh(process, thread)
         if view is None or not view.count:
             return view
         yield from commit(process, thread, Nothing())
+        yield from patience.check(Outdated("others commit all the time"))
 
 
 def prune(process: Process, thread_ids: Iterable[str]) -> Steps[None]:
@@ -216,30 +223,36 @@ def _delete_runs(
 
 
 def copy(process: Process, source: Thread, target: Thread) -> Steps[None]:
-    """Copy all that a thread has to another."""
-    for _ in range(_ATTEMPTS):
+    """Copy all that a thread has to another.
+
+    Raises:
+        CommitTimeout: If other writers or the store kept it from being copied.
+    """
+
+    def attempt() -> Steps[None]:
         view = yield from _flushed(process, source)
         if view is None or not (inputs := all_logs(view)):
             return
-        try:
+        there = yield from refresh(process, target)
+        if there is None:
+            yield from make_room(process, target)
+            # What is uploaded for a thread needs a manifest that the collector can change: see `lsm.collect`.
+            header = pack_header(Header(target.id, process.entropy(8)), process.compression)
+            yield PutIf(target.key, header, None)
             there = yield from refresh(process, target)
             if there is None:
-                yield from make_room(process, target)
-                # What is uploaded for a thread needs a manifest that the collector can change: see `lsm.collect`.
-                header = pack_header(Header(target.id, process.entropy(8)), process.compression)
-                yield PutIf(target.key, header, None)
-                continue
-            # What the target has, be it by an earlier copy, is the newer.
-            older = min((info.base for info in there.header.segments), default=1) - 1
-            plan = Plan(
-                view, inputs, (), target.id, there.incarnation, there.header.fence, copying=True, older=min(older, 0)
-            )
+                raise Outdated(f"thread {target.id!r} was deleted")
+        # What the target has, be it by an earlier copy, is the newer.
+        older = min((info.base for info in there.header.segments), default=1) - 1
+        fence = there.header.fence
+        plan = Plan(view, inputs, (), target.id, there.incarnation, fence, copying=True, older=min(older, 0))
+        try:
             yield from graft(process, target, (yield from rewrite(process, source, plan)))
-            return
-        except (Conflict, Outdated, SegmentGone, Throttled, Unavailable) as error:
-            logger.debug("thread %r: copying begins again (%s)", source.id, error)
-            if isinstance(error, Crowded):
-                yield from commit(process, target, Nothing())
+        except Crowded:
+            yield from commit(process, target, Nothing())
+            raise
+
+    yield from _again(process, source, f"a copy to thread {target.id!r}", attempt)
 
 
 def _each(process: Process, thread_ids: Iterable[str], do: Callable[[Thread], Steps[None]]) -> Steps[None]:

@@ -8,6 +8,7 @@ Rules of this module:
 - Requests to a local storage are executed where the driver is, one after the other: no thread, no suspension.
   Requests to a remote one run side by side, where an `All` says so.
 - The items of an `All` never wait for each other.
+- Detached steps take a thread only while they do something: one that waits for a future, or sleeps, gives it back.
 - All threads are daemons. What must not be lost when the interpreter exits is waited for, for so long; and so are the
   threads of a remote storage's library that may still be in Python.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import itertools
 import os
 import threading
 import time
@@ -24,9 +26,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from functools import partial
+from heapq import heappop, heappush
 from queue import SimpleQueue
 from types import GeneratorType
-from typing import Any, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 from lsm.steps import All, Monotonic, Now, Sleep, Steps, Wait
 from lsm.storage import Storage
@@ -37,7 +40,10 @@ SIDE_BY_SIDE = 16
 """Requests that the sync callers of a process have under way at once, beside one on each caller's own thread."""
 
 DETACHED = 32
-"""Threads on which one runtime runs detached steps against a local storage; most of them wait for others' commits."""
+"""Threads on which one runtime runs detached steps against a local storage."""
+
+MOMENT = 0.001
+"""Seconds for which detached steps that sleep keep their thread."""
 
 EXIT_SECONDS = 30.0
 """How long an exiting interpreter, and `Runtime.close`, wait for detached steps."""
@@ -182,7 +188,15 @@ class _Threads:
         self._count = 0
 
     def start(self, runtime: Runtime, steps: Steps[T]) -> Future[T]:
-        return self.submit(lambda: runtime.run(steps))
+        """Raises `RuntimeError` where there is no thread and none can be started."""
+        detached: _Detached[T] = _Detached(self, runtime.storage, steps)
+        _track(detached.outcome, self.under_way)
+        try:
+            self.submit(detached.go_on)
+        except RuntimeError:
+            self.under_way.discard(detached.outcome)
+            raise
+        return detached.outcome
 
     def submit(self, call: Callable[[], T]) -> Future[T]:
         """Raises `RuntimeError` where there is no thread and none can be started."""
@@ -202,6 +216,99 @@ class _Threads:
         if self.process == os.getpid():
             for _ in range(self._count):
                 self._jobs.put(None)
+
+
+class _Detached(Generic[T]):
+    """Steps that run on a pool's threads, one after the other: while they wait, on none.
+
+    Args:
+        threads: The pool.
+        storage: Answers requests.
+        steps: The steps.
+
+    Attributes:
+        outcome: Their result, or what they raised.
+    """
+
+    def __init__(self, threads: _Threads, storage: Storage, steps: Steps[T]) -> None:
+        self.outcome: Future[T] = Future()
+        self._threads = threads
+        self._storage = storage
+        self._steps = steps
+        self._answer: Any = None
+        self._error: BaseException | None = None
+
+    def go_on(self) -> None:
+        """Run the steps until they wait, or to their end."""
+        answer, error = self._answer, self._error
+        while True:
+            try:
+                request = self._steps.send(answer) if error is None else self._steps.throw(error)
+            except StopIteration as stop:
+                self.outcome.set_result(stop.value)
+                return
+            except BaseException as raised:  # noqa: BLE001 (whoever waits for the outcome gets it)
+                self.outcome.set_exception(raised)
+                return
+            if self._suspends(request):
+                return
+            answer, error = None, None
+            try:
+                answer = _answer(request, self._storage)
+            except BaseException as raised:  # noqa: BLE001 (the steps decide)
+                error = raised
+
+    def _suspends(self, request: Any) -> bool:
+        """Whether the steps wait for something, after which they go on by themselves."""
+        if type(request) is Wait and not request.future.done():
+            request.future.add_done_callback(self._woken)
+            return True
+        if type(request) is Sleep and request.seconds > MOMENT:
+            with suppress(RuntimeError):  # an exiting interpreter starts no threads: it sleeps on this one
+                _timer().call(request.seconds, self._slept)
+                return True
+        return False
+
+    def _woken(self, future: Future[Any]) -> None:
+        self._error = future.exception()
+        self._answer = None if self._error is not None else future.result()
+        self._resume()
+
+    def _slept(self) -> None:
+        self._answer, self._error = None, None
+        self._resume()
+
+    def _resume(self) -> None:
+        try:
+            with _lock:
+                self._threads.submit(self.go_on)
+        except RuntimeError:  # an exiting interpreter starts no threads: it is done here
+            self.go_on()
+
+
+class _Timer:
+    """One daemon thread that calls things later, in the process that made it."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = itertools.count()
+        self._changed = threading.Condition()
+        threading.Thread(target=self._run, name="lsm timer", daemon=True).start()
+
+    def call(self, seconds: float, what: Callable[[], None]) -> None:
+        """Have something called after so many seconds. It must not take long."""
+        with self._changed:
+            heappush(self._waiting, (time.monotonic() + seconds, next(self._numbers), what))
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._waiting or self._waiting[0][0] > (now := time.monotonic()):
+                    self._changed.wait(self._waiting[0][0] - now if self._waiting else None)
+                what = heappop(self._waiting)[2]
+            what()
+            del what  # hold on to nothing while idle
 
 
 class _Loop:
@@ -232,6 +339,7 @@ class _Loop:
 _Background = _Threads | _Loop
 
 _runtimes: weakref.WeakSet[Runtime] = weakref.WeakSet()
+_timers: dict[int, _Timer] = {}  # by process
 _beside: dict[int, _Threads] = {}  # by process: what its sync callers have under way side by side
 _answered = -EXIT_PAUSE  # when a remote storage last answered an async request, on the monotonic clock
 
@@ -242,6 +350,13 @@ def _drain_all() -> None:
     for runtime in list(_runtimes):
         runtime.drain(max(0.0, deadline - time.monotonic()))
     time.sleep(max(0.0, _answered + EXIT_PAUSE - time.monotonic()))
+
+
+def _timer() -> _Timer:
+    with _lock:
+        if (timer := _timers.get(os.getpid())) is None:
+            timer = _timers[os.getpid()] = _Timer()
+        return timer
 
 
 def _track(future: Future[Any], under_way: set[Future[Any]]) -> None:

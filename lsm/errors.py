@@ -20,6 +20,10 @@ class CommitTimeout(LSMError):
     stored. It may be tried again: records are keyed, so that storing them twice changes nothing."""
 
 
+class ReadTimeout(LSMError):
+    """A thread changed again and again while it was read, until the deadline. It may be read again."""
+
+
 class ConcurrentRunError(LSMError):
     """Another run moved this thread on (only with `concurrent_runs="refuse"`).
 
@@ -91,6 +95,10 @@ class Conflict(StorageError):
 
 class Throttled(StorageError):
     """The storage asks to slow down (429, 503)."""
+
+
+class Locked(Throttled):
+    """Somebody else holds the object's lock, and did for longer than a moment: busy, or stopped."""
 
 
 class Unavailable(StorageError):

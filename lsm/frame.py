@@ -35,7 +35,7 @@ from lsm.format.records import (
 )
 from lsm.format.segment import SegmentInfo, SegmentWriter, Slot
 from lsm.process import Known, Process, Thread
-from lsm.steps import Steps
+from lsm.steps import Now, Steps
 from lsm.upload import upload
 from lsm.view import BlobKey, View
 
@@ -150,7 +150,6 @@ def make_frame(
     changes: Sequence[Change],
     id_: CommitId,
     segment: ValueSegment | None,
-    now: float,
     patient: bool,
 ) -> Steps[Made]:
     """Make a frame, and store its large values.
@@ -162,7 +161,6 @@ def make_frame(
         changes: What it tells of.
         id_: The commit's id.
         segment: The segment that an earlier attempt stored, if there is one.
-        now: About what time it is, in seconds since the epoch.
         patient: Whether to try again where the store is busy.
 
     Raises:
@@ -179,7 +177,7 @@ def make_frame(
     if large:
         bodies = [record.value for record in large if isinstance(record.value, bytes)]
         if segment is None or not segment.serves(bodies, view):
-            segment = _value_segment(process, view, large, bodies, now)
+            segment = _value_segment(process, view, large, bodies, (yield Now()))
             yield from upload(segment_key(thread.id, segment.info.ulid), segment.body, patient)
         info = replace(segment.info, number=view.next_number, base=seq, top=seq)
         records = _settled(process, records, large, bodies, segment)

@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from lsm.errors import CorruptionError
+from lsm.errors import CorruptionError, ReadTimeout
 from lsm.fetch import SegmentGone
 from lsm.find import Item
 from lsm.format.records import ORPHAN, Place, Typed, Version, Writes, unpack_payload, unpack_writes, version_key
-from lsm.process import Process, Thread, missing, refresh
+from lsm.process import Process, Thread, refresh
 from lsm.steps import Steps
+from lsm.turn import Patience, look_again
 from lsm.values import Materials
 from lsm.view import View
 
@@ -57,7 +58,7 @@ class Stored:
 
 
 def reading(process: Process, thread: Thread, answer: Callable[[View], Steps[T]], absent: T) -> Steps[T]:
-    """Run steps on a fresh view of a thread, and once more where a segment has gone meanwhile.
+    """Run steps on a fresh view of a thread, and again where a segment has gone meanwhile.
 
     Args:
         process: The process.
@@ -67,16 +68,19 @@ def reading(process: Process, thread: Thread, answer: Callable[[View], Steps[T]]
 
     Raises:
         CorruptionError: If a segment is missing that the current manifest names.
+        ReadTimeout: If the thread changed faster than it could be read.
     """
+    patience: Patience | None = None
     view = yield from refresh(process, thread)
     while view is not None:
         try:
             return (yield from answer(view))
         except SegmentGone as gone:
-            again = yield from refresh(process, thread)
-            if again is not None and any(info.ulid == gone.info.ulid for info in again.segments()):
-                raise missing(process, thread, gone.info) from gone
-            view = again
+            problem = gone
+        view = yield from look_again(process, thread, problem)
+        patience = patience or Patience(process, thread, "reading", "try again later", 3, ReadTimeout)
+        yield from patience.check(problem)
+        yield from patience.wait(problem)
     return absent
 
 

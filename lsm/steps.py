@@ -137,7 +137,8 @@ class Settled:
 class Lock:
     """Have all other writes to an object wait. Only for stores that append, and only for moments: whoever holds a lock
     reads, writes and unlocks. Nothing is safe because of it; it gives a writer its turn whom others keep overtaking
-    (see `lsm.turn`). Answer: a handle for `PutIf.lock`, `Append.lock` and `Unlock`; `None` where there is no object."""
+    (see `lsm.turn`). Answer: a handle for `PutIf.lock`, `Append.lock` and `Unlock`; `None` where there is no object.
+    `Locked` where another has it for longer than a moment, as for every write to such an object: no request waits."""
 
     key: str
 
@@ -147,6 +148,14 @@ class Unlock:
     """Let the others go on. Answer: `None`. Never raises. A handle that is dropped unlocks, too."""
 
     lock: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Ask who holds the lock on an object, for an error's message: to find it out is slow. Only for stores that append.
+    Answer: words such as `process 123 (python, stopped)`; `None` where nobody does, or the system does not tell."""
+
+    key: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,7 +132,7 @@ def _store(
     ours = {info.ulid for info in made.segments}
     sent = False
 
-    def attempt(_: float, lock: Any) -> Steps[None]:
+    def attempt(lock: Any) -> Steps[None]:
         nonlocal sent
         view = yield from refresh(process, thread, lock)
         if sent and view is not None and ours and ours <= {info.ulid for info in view.header.segments}:

@@ -6,7 +6,8 @@ Rules of this module:
   renamed (replace) into place. Only `Append` changes a file in place, and a crash may then leave a torn end; whoever
   understands the bytes recognises it and replaces the file.
 - Whoever changes or removes a file that exists holds `flock` on it, and checks after locking that the path still
-  leads to the file that is locked. Readers take no lock.
+  leads to the file that is locked. Readers take no lock. Nobody waits for a lock longer than a moment: whoever holds
+  it may be stopped.
 - With `fsync`, a write is answered only once the disk has the data and every folder entry that leads to it, by syncs
   that succeeded *after* these were written, and that this process made: what another process has made (it may have been
   killed before its sync) is synced by whoever builds on it, once. Folder entries that failed to be synced are synced
@@ -45,7 +46,7 @@ from itertools import islice
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
-from lsm.errors import Conflict, NotFound, Refused, StorageError, Unavailable
+from lsm.errors import Conflict, Locked, NotFound, Refused, StorageError, Unavailable
 from lsm.steps import (
     AbortUpload,
     Append,
@@ -60,6 +61,7 @@ from lsm.steps import (
     Found,
     Get,
     GetRanges,
+    Holder,
     List,
     Lock,
     OpenUpload,
@@ -104,6 +106,11 @@ _REMEDIES = {
     errno.EISDIR: "There is a folder where a file should be: use an empty folder, or one that this project wrote.",
     errno.ENAMETOOLONG: "The path is too long for the file system: use a folder with a shorter path.",
 }
+_MOMENT = 0.002
+_POLL = 0.0001
+"""How long a request waits for a lock, and between two tries, in seconds. A commit holds one for about as long as the
+disk takes for a sync."""
+
 _OUT_OF_FILES = "This process or system has too many files open: raise the limit (ulimit -n), or close some."
 
 
@@ -135,7 +142,6 @@ class _Lock:
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
         self._process = os.getpid()
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
         self.state = os.fstat(descriptor)
 
     def release(self) -> None:
@@ -328,6 +334,16 @@ class FileStorage:
                 descriptor = os.open(path, _CHANGE)
             except FileNotFoundError:
                 return None
+            try:
+                _flock(descriptor)
+            except BaseException as error:
+                replaced = not _leads_to(path, os.fstat(descriptor))
+                os.close(descriptor)
+                if not isinstance(error, BlockingIOError):
+                    raise
+                if replaced:
+                    continue
+                raise Locked(f"{self.url}: {request.key} is locked by another writer.", request.key) from None
             lock = _Lock(descriptor)
             if _leads_to(path, lock.state):
                 return lock
@@ -335,6 +351,22 @@ class FileStorage:
 
     def _unlock(self, request: Unlock) -> None:
         request.lock.release()
+
+    def _holder(self, request: Holder) -> str | None:
+        """As Linux tells in `/proc/locks` (proc_locks(5)). A process of another PID namespace has no number here."""
+        try:
+            state = os.stat(self._path(request.key))
+            with open("/proc/locks", encoding="ascii") as locks:
+                held = [line.split() for line in locks if "FLOCK" in line and f":{state.st_ino} " in line]
+            pid = next((fields[4] for fields in held if fields[1] == "FLOCK" and int(fields[4]) > 0), None)
+            if pid is None:
+                return None
+            with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+                name, _, rest = file.read().partition("(")[2].rpartition(")")
+        except OSError:
+            return None
+        stopped = ", which is stopped" if rest.split()[0] in ("T", "t") else ""
+        return f"process {pid} ({name}){stopped}"
 
     def _settled(self, request: Settled) -> bool:
         path = self._path(request.key)
@@ -477,6 +509,7 @@ class FileStorage:
         It is locked, so that nobody's commit is appended to it before its place is durable, too."""
         path, descriptor = self._open_temporary(replaced)
         try:
+            _flock(descriptor)
             lock = _Lock(descriptor)
             try:
                 _write(descriptor, body, 0)
@@ -604,6 +637,7 @@ _ANSWERS: dict[type, Callable[[FileStorage, Any], Any]] = {
     Unlock: FileStorage._unlock,
     Ensure: FileStorage._ensure,
     Settled: FileStorage._settled,
+    Holder: FileStorage._holder,
     List: FileStorage._list,
     OpenUpload: FileStorage._open_upload,
     UploadPart: FileStorage._upload_part,
@@ -624,6 +658,20 @@ def _identity(stat: os.stat_result) -> tuple[int, int]:
 def _version(stat: os.stat_result) -> tuple[int, int]:
     """Which folder this is, and in which state."""
     return stat.st_ino, stat.st_ctime_ns
+
+
+def _flock(descriptor: int) -> None:
+    """Lock a file. Raises `BlockingIOError` where another has it for longer than a moment."""
+    until = None
+    while True:
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            now = time.monotonic()
+            until = now + _MOMENT if until is None else until
+            if now >= until:
+                raise
+            time.sleep(_POLL)
 
 
 def _remember(known: dict[str, tuple[int, int]], name: str, what: tuple[int, int]) -> None:

@@ -14,11 +14,12 @@ from dataclasses import replace
 
 from lsm.cache import Cache
 from lsm.collect import Collected
-from lsm.errors import Conflict, CorruptionError, FormatVersionError
+from lsm.errors import Conflict, CorruptionError, FormatVersionError, ReadTimeout
 from lsm.fetch import SegmentGone
 from lsm.format.names import segments_prefix
 from lsm.process import Process, Thread, missing
 from lsm.steps import Entry, Get, PutIf, Steps
+from lsm.turn import Patience
 from lsm.verify.carried import Carried
 from lsm.verify.chains import Chains
 from lsm.verify.records import Records
@@ -28,7 +29,7 @@ from lsm.view import View, open_view
 from lsm.walk import list_all
 
 _CACHE = 32 << 20
-_ATTEMPTS = 20
+_LEAST = 20
 
 
 def verify_thread(process: Process, thread: Thread, repair: bool = False) -> Steps[Report]:
@@ -44,8 +45,10 @@ def verify_thread(process: Process, thread: Thread, repair: bool = False) -> Ste
 
     Raises:
         StorageError: If the store does not answer.
+        ReadTimeout: If the thread changed faster than it could be read.
     """
-    for _ in range(_ATTEMPTS):
+    patience = Patience(process, thread, "a check", "try again when the thread is quieter", _LEAST, ReadTimeout)
+    while True:
         listed = yield from list_all(segments_prefix(thread.id))
         report = Report(thread.id)
         found = yield Get(thread.key)
@@ -64,7 +67,8 @@ def verify_thread(process: Process, thread: Thread, repair: bool = False) -> Ste
         if view.loose and repair:
             try:
                 yield PutIf(thread.key, b"".join(view.parts()), found.tag)
-            except Conflict:
+            except Conflict as error:
+                yield from patience.check(error)
                 continue
             report.repaired = True
         try:
@@ -72,11 +76,10 @@ def verify_thread(process: Process, thread: Thread, repair: bool = False) -> Ste
         except SegmentGone as gone:
             again = yield Get(thread.key)
             if again is None or not again.body.startswith(found.body[: len(found.body) - view.dropped]):
+                yield from patience.check(gone)
                 continue
             report.problems.append(str(missing(process, thread, gone.info)))
         return report
-    report.problems.append(f"{thread.key}: the thread changed all the time while it was checked; try again")
-    return report
 
 
 def _check(process: Process, thread: Thread, view: View, listed: Sequence[Entry], report: Report) -> Steps[None]:

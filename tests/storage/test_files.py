@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from lsm.errors import Conflict, Refused, Unavailable
+from lsm.errors import Conflict, Locked, Refused, Unavailable
 from lsm.steps import (
     Append,
     Appended,
@@ -25,6 +25,7 @@ from lsm.steps import (
     Found,
     Get,
     GetRanges,
+    Holder,
     List,
     Lock,
     OpenUpload,
@@ -266,7 +267,7 @@ def test_appends_and_replacements_of_many_writers_are_all_there(storage: FileSto
             line = f"{name}{number};".encode()
             while True:
                 found = storage.execute(Get("a"))
-                with contextlib.suppress(Conflict):
+                with contextlib.suppress(Conflict, Locked):
                     if number % 5:
                         storage.execute(Append("a", [found.body], line, found.tag))
                     else:
@@ -287,7 +288,7 @@ def _others(storage: FileStorage, request: object) -> tuple[threading.Thread, li
     def ask() -> None:
         try:
             outcome.append(storage.execute(request))
-        except Conflict as error:
+        except (Conflict, Locked) as error:
             outcome.append(error)
 
     thread = threading.Thread(target=ask, daemon=True)
@@ -298,16 +299,14 @@ def _others(storage: FileStorage, request: object) -> tuple[threading.Thread, li
 def test_whoever_holds_a_lock_writes_first(storage: FileStorage) -> None:
     first = storage.execute(Create("a", b"one,"))
     lock = storage.execute(Lock("a"))
-    thread, outcome = _others(storage, Append("a", (), b"other", first))
+    for request in (Append("a", (), b"other", first), PutIf("a", b"other", first), DeleteIf("a", first), Lock("a")):
+        with pytest.raises(Locked, match="a is locked"):
+            storage.execute(request)
     second = storage.execute(Append("a", (), b"two,", first, lock))
     third = storage.execute(PutIf("a", b"three", second, lock))
     with pytest.raises(Conflict):
         storage.execute(Append("a", (), b"four", third, lock))  # of the file that was replaced
-    thread.join(0.2)
-    assert outcome == []
     storage.execute(Unlock(lock))
-    thread.join(20)
-    assert isinstance(outcome[0], Conflict)
     assert storage.execute(Get("a")) == Found(b"three", third)
 
 
@@ -315,9 +314,19 @@ def test_a_lock_that_is_dropped_is_let_go(storage: FileStorage) -> None:
     tag = storage.execute(Create("a", b""))
     lock = storage.execute(Lock("a"))
     thread, outcome = _others(storage, Append("a", (), b"x", tag))
-    del lock
     thread.join(20)
-    assert isinstance(outcome[0], FileTag)
+    assert isinstance(outcome[0], Locked)
+    del lock
+    assert isinstance(storage.execute(Append("a", (), b"x", tag)), FileTag)
+
+
+def test_who_holds_a_lock_is_told(storage: FileStorage, root: Path) -> None:
+    storage.execute(Create("a", b""))
+    assert storage.execute(Holder("a")) is None
+    lock = storage.execute(Lock("a"))
+    assert storage.execute(Holder("a")).startswith(f"process {os.getpid()} (")
+    storage.execute(Unlock(lock))
+    assert storage.execute(Holder("a")) is None
 
 
 def test_what_is_not_there_is_not_locked(storage: FileStorage) -> None:

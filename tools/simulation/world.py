@@ -24,7 +24,7 @@ from types import GeneratorType
 from typing import Any
 
 from lsm.engine import Engine
-from lsm.errors import Conflict, Refused, StorageError, Throttled, Unavailable
+from lsm.errors import Conflict, Locked, Refused, StorageError, Throttled, Unavailable
 from lsm.format.names import MANIFESTS
 from lsm.limits import SENT_WITHIN, TOMBSTONE
 from lsm.steps import (
@@ -34,6 +34,7 @@ from lsm.steps import (
     Delete,
     DeleteIf,
     FinishUpload,
+    Holder,
     Lock,
     Monotonic,
     Now,
@@ -49,6 +50,8 @@ from tools.simulation.story import Story, describe, short
 
 START = 1_700_000_000.0
 MOST_EVENTS = 100_000
+TRIES = 3
+"""How often a request looks whether a lock is free, a moment apart, before it fails."""
 
 Answer = Callable[[Any, BaseException | None], None]
 
@@ -238,6 +241,10 @@ class Caller:
             world.after(request.seconds, answer, None, None)
         elif kind is Now:
             world.after(world.brief(self.random), answer, world.clock(self.node), None)
+        elif kind is Monotonic:
+            world.after(world.brief(self.random), answer, world.now, None)
+        elif kind is Holder:
+            world.after(world.brief(self.random), answer, "somebody", None)
         elif kind is Wait:
 
             def woken(future: Any) -> None:
@@ -255,12 +262,15 @@ class Caller:
             self._flights.append(flight)
             flight.depart()
 
-    def _lock(self, key: str, turn: int, answer: Answer) -> None:
+    def _lock(self, key: str, turn: int, answer: Answer, tries: int = TRIES) -> None:
         world = self.world
         if self.over or turn != self._turn or self.node.defers(self._lock, key, turn, answer):
             return
         if key in world.locked or key in world.held:
-            world.wait(key, self.random, self._lock, key, turn, answer)
+            if tries:
+                world.after(world.brief(self.random), self._lock, key, turn, answer, tries - 1)
+            else:
+                answer(None, Locked("another has it", key))
             return
         held = None
         if key in world.store.objects:
@@ -334,7 +344,7 @@ class Flight:
         store, world, random = self.world.store, self.world, self.random
         if self._arrived:
             if world.locked.get(self._key) is self:
-                world.free(world.locked, self._key)
+                del world.locked[self._key]
                 if not torn and isinstance(self.request, Append):
                     store.take_back(self.request, self._length)
             return
@@ -359,12 +369,16 @@ class Flight:
         handle = getattr(self.request, "handle", None)
         return getattr(self.request, "key", "") if handle is None else handle.key
 
-    def _arrive(self) -> None:
+    def _arrive(self, tries: int = TRIES) -> None:
         world, request, fault, store = self.world, self.request, self.fault, self.world.store
         if self._dropped or (store.appends and self.node.defers(self._arrive)):
             return
         if isinstance(request, _LOCKING) and world.waits(request):
-            world.wait(request.key, self.random, self._arrive)
+            if tries:
+                world.after(world.brief(self.random), self._arrive, tries - 1)
+            else:
+                self._dropped = True
+                self._reply(None, Locked("another has it", request.key))
             return
         self._arrived = True
         value: Any = None
@@ -398,7 +412,7 @@ class Flight:
         world, store = self.world, self.world.store
         if world.locked.get(self._key) is not self or self.node.defers(self._synced):
             return
-        world.free(world.locked, self._key)
+        del world.locked[self._key]
         if self.fault is Fault.SYNC:
             store.fail(self.request, self._length, self.random)
             self._reply(None, Unavailable("input/output error"))
@@ -454,7 +468,6 @@ class World:
         self.nodes: list[Node] = []
         self.locked: dict[str, Flight] = {}
         self.held: dict[str, Held] = {}
-        self._waiting: dict[str, list[tuple[Random, Callable[..., None], tuple[Any, ...]]]] = {}
         self.power_cuts: list[float] = []
         self.on_power_cut: Callable[[], None] = lambda: None
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
@@ -479,17 +492,7 @@ class World:
     def unlock(self, held: Held) -> None:
         """Let the others go on."""
         if self.held.get(held.key) is held:
-            self.free(self.held, held.key)
-
-    def wait(self, key: str, random: Random, what: Callable[..., None], *args: Any) -> None:
-        """Have something happen once an object is free; it may have to wait again."""
-        self._waiting.setdefault(key, []).append((random, what, args))
-
-    def free(self, taken: dict[str, Any], key: str) -> None:
-        """An object is let go of."""
-        del taken[key]
-        for random, what, args in self._waiting.pop(key, ()):
-            self.after(self.brief(random), what, *args)
+            del self.held[held.key]
 
     @staticmethod
     def brief(random: Random) -> float:
@@ -508,7 +511,7 @@ class World:
         for node in self.nodes:
             node.crash()
         for key in list(self.locked):
-            self.free(self.locked, key)
+            del self.locked[key]
         for key in self.store.cut_power(self.random):
             self.story.tell(self.now, "disk", f"{key} loses what was not synced")
         self.on_power_cut()

@@ -14,6 +14,8 @@ import difflib
 import inspect
 import os
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import inf
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -50,6 +52,7 @@ from lsm.engine import ConcurrentRuns, Engine
 from lsm.format.envelope import COMPRESSIONS, Compression
 from lsm.format.records import Typed
 from lsm.history import ChannelHistory
+from lsm.limits import FILES, OBJECTS
 from lsm.listing import Listing
 from lsm.read import Stored
 from lsm.retention import Retention
@@ -81,6 +84,8 @@ class LSMSaver(BaseCheckpointSaver[str]):
         retention: How long checkpoints stay (`Retention`); for ever if left out.
         concurrent_runs: `"fork"`: of two runs that go on from one checkpoint both succeed, the history forks. With
             `"refuse"` the second gets `lsm.errors.ConcurrentRunError`.
+        commit_deadline: How long a call that writes tries again while the store fails, another process holds the
+            thread's lock, or others are faster, in seconds. Then it raises `lsm.errors.CommitTimeout`.
 
     Raises:
         ValueError: If an option has a value that it cannot have.
@@ -155,6 +160,7 @@ class LSMSaver(BaseCheckpointSaver[str]):
         compaction: str = "background",
         retention: Retention | None = None,
         concurrent_runs: ConcurrentRuns = "fork",
+        commit_deadline: float = 60.0,
     ) -> None:
         super().__init__(serde=serde)
         _one_of("compression", compression, COMPRESSIONS)
@@ -162,6 +168,8 @@ class LSMSaver(BaseCheckpointSaver[str]):
         _one_of("concurrent_runs", concurrent_runs, ("fork", "refuse"))
         if type(cache_bytes) is not int or cache_bytes < 0:
             raise ValueError(f"cache_bytes must be a number of bytes, not {cache_bytes!r}")
+        if not isinstance(commit_deadline, (int, float)) or not 0 < commit_deadline < inf:
+            raise ValueError(f"commit_deadline must be a number of seconds above 0, not {commit_deadline!r}")
         self._storage = storage
         self._runtime = Runtime(storage)
         if retention is not None and not isinstance(retention, Retention):
@@ -173,6 +181,7 @@ class LSMSaver(BaseCheckpointSaver[str]):
             conditional_deletes=storage.conditional_deletes,
             compression=compression,
             cache_bytes=cache_bytes,
+            limits=replace(FILES if storage.appends else OBJECTS, commit_deadline=commit_deadline),
             retention=retention,
             concurrent_runs=concurrent_runs,
         )
