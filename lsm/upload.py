@@ -32,11 +32,19 @@ def upload(key: str, body: bytes, patient: bool = True) -> Steps[None]:
         try:
             try:
                 yield Create(key, body)
-            except Conflict:
-                yield GetRanges(key, ((0, 1),))
-        except (NotFound, Throttled, Unavailable):
+            except Conflict as conflict:
+                yield from _see(key, conflict)
+        except (Throttled, Unavailable):
             if attempt == attempts - 1:
                 raise
             yield Sleep(_FIRST_PAUSE * 2**attempt)
             continue
         return
+
+
+def _see(key: str, conflict: Conflict) -> Steps[None]:
+    """See that an object is there that the store would not create."""
+    try:
+        yield GetRanges(key, ((0, 1),))
+    except NotFound as error:
+        raise Unavailable(f"{key}: by one answer the store has it ({conflict}), by the next it has not") from error

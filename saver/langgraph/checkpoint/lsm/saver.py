@@ -168,7 +168,7 @@ class LSMSaver(BaseCheckpointSaver[str]):
         _one_of("concurrent_runs", concurrent_runs, ("fork", "refuse"))
         if type(cache_bytes) is not int or cache_bytes < 0:
             raise ValueError(f"cache_bytes must be a number of bytes, not {cache_bytes!r}")
-        if not isinstance(commit_deadline, (int, float)) or not 0 < commit_deadline < inf:
+        if type(commit_deadline) not in (int, float) or not 0 < commit_deadline < inf:
             raise ValueError(f"commit_deadline must be a number of seconds above 0, not {commit_deadline!r}")
         self._storage = storage
         self._runtime = Runtime(storage)
