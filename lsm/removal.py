@@ -15,17 +15,16 @@ Rules of this module:
 
 from __future__ import annotations
 
-from lsm.errors import Conflict, Throttled, Unavailable
+from lsm.errors import Conflict
 from lsm.format.manifest import Header, pack_header
 from lsm.format.names import MOST_THREAD_ID, segments_prefix
 from lsm.limits import SENT_WITHIN, TOMBSTONE
 from lsm.process import Process, Thread, Tombstone, refresh
 from lsm.steps import All, DeleteIf, Entry, Monotonic, PutIf, Steps, results
-from lsm.turn import ensure_gone
+from lsm.turn import Patience, ensure_gone, retried
 from lsm.view import View
 from lsm.walk import delete_all, list_all, told_id
 
-_ATTEMPTS = 20
 _FIXED = 256  # bytes of a tombstone beside the thread's id
 _LARGEST_ID = 4 * MOST_THREAD_ID
 
@@ -40,33 +39,33 @@ def remove(process: Process, thread: Thread, only: View | None = None) -> Steps[
 
     Returns:
         Whether it is gone.
+
+    Raises:
+        CommitTimeout: If other writers or the store kept it from being removed.
     """
     keys: set[str] = set()
     own: Tombstone | None = None
-    for attempt in range(_ATTEMPTS):
+
+    def attempt() -> Steps[bool]:
+        nonlocal own
         view, listed = results((yield All([refresh(process, thread), list_all(segments_prefix(thread.id))])))
         if view is None:
-            if _is_same(own, thread.tombstone):  # it was written although its answer was lost
-                break
-            try:
+            if not _is_same(own, thread.tombstone):  # else it was written although its answer was lost
                 yield from ensure_gone(process, thread)
-            except Conflict:
-                continue
-            own = None  # where there is another's tombstone, that removes it
-            break
+                own = None  # where there is another's tombstone, that removes it
+            return True
         if only is not None and view.tag != only.tag:
             return False
         keys.update(entry.key for entry in listed)
-        try:
-            if process.conditional_deletes:
-                yield DeleteIf(thread.key, view.tag)
-            else:
-                own = yield from _new(process)
-                yield from _write(process, thread, own, view.tag)
-            break
-        except (Conflict, Throttled, Unavailable):
-            if attempt == _ATTEMPTS - 1:
-                raise
+        if process.conditional_deletes:
+            yield DeleteIf(thread.key, view.tag)
+        else:
+            own = yield from _new(process)
+            yield from _write(process, thread, own, view.tag)
+        return True
+
+    if not (yield from retried(Patience(process, thread, "a deletion", "delete it again"), attempt)):
+        return False
     process.adopt(thread, None)
     if own is not None:
         yield from _take_away(process, thread, own, sorted(keys))
