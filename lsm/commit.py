@@ -191,26 +191,26 @@ def _attempt(process: Process, thread: Thread, batch: Batch, lock: Any) -> Steps
     """Commit a batch on top of the view at hand; if it has been sent before, of the newest, unless it is stored."""
     view = thread.view
     if view is None or batch.sent:
-        view = yield from _look(process, thread, lock)
+        view = yield from _look(process, thread)
         if view is not None and batch.sent and view.committed(batch.id):
             yield from confirm(process, thread, view, lock)
             logger.debug("thread %r: commit %s was stored although its answer was lost", thread.id, batch.id)
             return
     elif not process.root_verified:
-        yield from _look(process, thread, lock)
+        yield from _look(process, thread)
     yield from _send(process, thread, view, batch, lock)
 
 
-def _look(process: Process, thread: Thread, lock: Any) -> Steps[View | None]:
+def _look(process: Process, thread: Thread) -> Steps[View | None]:
     """The newest view. Where a manifest may have to be created the root is verified beside: once per process is not
     enough, for somebody may have removed all of it since, and half a store would be written."""
     root = verify_root(process.url, process.entropy)
     if process.root_verified and thread.view is not None:
-        view = yield from refresh(process, thread, lock)
+        view = yield from refresh(process, thread)
         if view is None:
             yield from root
         return view
-    view, _ = results((yield All([refresh(process, thread, lock), root])))
+    view, _ = results((yield All([refresh(process, thread), root])))
     process.root_verified = True
     return view  # type: ignore[no-any-return]
 

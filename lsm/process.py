@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lsm.cache import Cache
-from lsm.errors import CorruptionError
+from lsm.errors import CorruptionError, ReadTimeout
 from lsm.format.envelope import Compression
 from lsm.format.manifest import Frames, Header
 from lsm.format.names import manifest_key
@@ -35,10 +35,9 @@ if TYPE_CHECKING:
 
 
 _MOST_ADDRESSED = 4096
-_LOOKS = 4
-_FIRST_LOOK = 0.0005
-"""An append is confirmed a moment after it can be seen: whoever sees it looks again, so often and first after so many
-seconds, before the answer is given without it."""
+_LOOKS = 100
+_PAUSE = 0.001
+"""How often, and after how many seconds, a manifest is read again whose end changes while it is looked at."""
 
 Address = tuple[str, str, str | None]
 """Thread id, namespace and checkpoint id; without the last, the beginning of the namespace."""
@@ -243,18 +242,20 @@ Known = tuple[Typed, tuple[Link, ...]]
 """What is kept at hand of a value: itself, and its chain of pieces."""
 
 
-def refresh(process: Process, thread: Thread, lock: Any = None) -> Steps[View | None]:
+def refresh(process: Process, thread: Thread) -> Steps[View | None]:
     """Read a thread's manifest, if it has changed.
 
     Args:
         process: The process.
         thread: The thread.
-        lock: The lock that the caller holds on the manifest, if any.
 
     Returns:
         The view of the manifest as it is now, or `None` where the thread does not exist, or has ended.
+
+    Raises:
+        ReadTimeout: If its end changed whenever it was looked at.
     """
-    for look in range(1, _LOOKS + 1):
+    for _ in range(_LOOKS):
         view, read = thread.view, next(thread.reads)
         if view is None:
             found = yield Get(thread.key)
@@ -271,12 +272,14 @@ def refresh(process: Process, thread: Thread, lock: Any = None) -> Steps[View | 
             thread.tombstone = None
             return process.adopt(thread, None, read)
         base, start, frames = opened or _opened(process, thread, view, found)
-        if frames.open and not (yield Settled(thread.key, found.tag, lock)):
-            if look < _LOOKS:
-                if lock is None:
-                    yield Sleep(_FIRST_LOOK * 2**look)
+        if frames.open:  # its writer may be about to confirm it, or to cut it off
+            last = base.size + sum([frame.size for frame in frames.frames[:-1]])
+            state = yield Settled(thread.key, found.tag, last)
+            if state == "changed":
+                yield Sleep(_PAUSE)
                 continue
-            frames = frames.without_last()
+            if state == "appending":
+                frames = frames.without_last()
         with thread.lock:
             newer = with_frames(base, frames, found.body, start, found.tag)
         if newer.header.deleted:
@@ -285,7 +288,10 @@ def refresh(process: Process, thread: Thread, lock: Any = None) -> Steps[View | 
             return process.adopt(thread, None, read)
         thread.tombstone = None
         return process.adopt(thread, newer, read)
-    raise AssertionError("the last look ends in an answer")
+    raise ReadTimeout(
+        f"thread {thread.id!r} in {process.url}: {thread.key} changed {_LOOKS} times while its end was looked at; "
+        "try again when the thread is quieter"
+    )
 
 
 _Opened = tuple[View, int, Frames]

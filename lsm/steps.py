@@ -125,12 +125,13 @@ class Ensure:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """Ask whether nobody is writing to an object, and it still is in the state `tag`. Only for stores that append.
-    Answer: whether that is so. `lock` is one that the caller holds."""
+    """Ask what became of an object since it was read in the state `tag`. Only for stores that append. Answer:
+    `"settled"`, it is in that state and nobody appends to it; `"appending"`, what comes from `start` on is being
+    appended, and may still fail; `"changed"`, it is in another state."""
 
     key: str
     tag: Tag
-    lock: Any = None
+    start: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +260,7 @@ class Wait:
 
 
 Unchanged = Literal["unchanged"]
+Settlement = Literal["settled", "appending", "changed"]
 
 
 def check_size(request: Get, size: int) -> None:

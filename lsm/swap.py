@@ -134,7 +134,7 @@ def _store(
 
     def attempt(lock: Any) -> Steps[None]:
         nonlocal sent
-        view = yield from refresh(process, thread, lock)
+        view = yield from refresh(process, thread)
         if sent and view is not None and ours and ours <= {info.ulid for info in view.header.segments}:
             yield from confirm(process, thread, view, lock)
             return

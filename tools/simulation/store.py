@@ -39,6 +39,7 @@ from lsm.steps import (
     Page,
     PutIf,
     Settled,
+    Settlement,
     Tag,
     UploadPart,
 )
@@ -239,9 +240,9 @@ class Store:
         self._expect(request.key, request.tag)
         self._entries.pop(request.key, None)
 
-    def _settled(self, request: Settled) -> bool:
+    def _settled(self, request: Settled) -> Settlement:
         found = self.objects.get(request.key)
-        return found is not None and found.tag == request.tag
+        return "settled" if found is not None and found.tag == request.tag else "changed"
 
     def _list(self, request: List) -> Page:
         keys = sorted(key for key in self.objects if key.startswith(request.prefix) and key > (request.after or ""))

@@ -385,8 +385,8 @@ class Flight:
         error: StorageError | None = _REFUSALS[fault](str(fault.value)) if fault in _REFUSALS else None
         found = store.objects.get(self._key)
         self._length = len(found.body) if found is not None else 0
-        if isinstance(request, Settled) and world.waits(request):
-            value = False
+        if isinstance(request, Settled) and isinstance(getattr(world.locked.get(request.key), "request", None), Append):
+            value = "appending"
         elif error is None:
             try:
                 value = store.apply(request)
