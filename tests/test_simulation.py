@@ -249,8 +249,8 @@ FAULTS = [
     Fault(
         "a rewrite drops the frames that came meanwhile",
         "lsm.swap:_carry",
-        "rebased(blank, slim, process.compression, frames, slim.seq) if frames else blank",
-        "blank",
+        "    if frames:\n",
+        "    if False:\n",
         "is lost|the latest of|is missing in a listing",
         quick=True,
     ),

@@ -13,6 +13,7 @@ Rules of this package:
 from __future__ import annotations
 
 import difflib
+import os
 import sys
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -118,13 +119,13 @@ def _folder(url: str, host: str, path: str) -> str:
             f"Did you mean 'file:///{host}{path}'? For a path relative to the working directory, use "
             "pathlib.Path(...).resolve().as_uri()"
         )
-    if not path.strip("/."):
+    if not path.startswith("/"):
+        raise ValueError(f"{url!r} has no absolute path; write file:///directory")
+    if os.path.abspath(path).strip("/") == "":
         raise ValueError(
             f"{url!r} is the root of the file system, which holds other things: give the store a folder of its "
             "own, as in file:///var/lib/checkpoints"
         )
-    if not path.startswith("/"):
-        raise ValueError(f"{url!r} has no absolute path; write file:///directory")
     return path
 
 

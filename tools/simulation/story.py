@@ -46,8 +46,8 @@ def describe(request: Any) -> str:
         return f"{name} {short(request.key)} {len(request.ranges)} ranges"
     if isinstance(request, List):
         return f"{name} {request.prefix} after {request.after and short(request.after)}"
-    handle = getattr(request, "handle", None)
-    return f"{name} {short(handle.key if handle is not None else request.key)}"
+    key = getattr(getattr(request, "handle", request), "key", None)
+    return name if key is None else f"{name} {short(key)}"
 
 
 def short(key: str) -> str:
