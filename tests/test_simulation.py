@@ -132,7 +132,7 @@ FAULTS = [
         "lsm.lineage:needed",
         "path.append((ancestor, wanted))",
         "path.append((ancestor, wanted - nodes[ancestor].stored))",
-        "the chain of .* the writes on 'log' are",
+        "the chain of",
     ),
     Fault(
         "collected without a fence",
@@ -259,7 +259,7 @@ FAULTS = [
         "lsm.swap:_anchors",
         "all(found.seq > seq for found in",
         "all(False for found in",
-        "the writes on 'log' are|is lost",
+        "the writes on 'log' are|is lost|differs in writes",
     ),
     Fault(
         "writes that came before their checkpoint are no guests",
@@ -304,7 +304,7 @@ FAULTS = [
         "lsm.retention:Expire.__call__",
         "visible[: self._retention.max_checkpoints]",
         "visible[: (self._retention.max_checkpoints or 10) - 1]",
-        "is missing in a listing|is lost|the latest of",
+        "is missing in a listing|is lost|the latest of|has parent None",
     ),
     Fault(
         "what is copied twice has no order",

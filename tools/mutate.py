@@ -68,7 +68,7 @@ _SWAPPED: dict[type, type] = {
     ast.BitAnd: ast.BitOr,
 }
 _UNCHANGED = -1
-_MOST_MEMORY = 3 << 30
+_MOST_MEMORY = 2 << 30
 _OTHER = {"min": "max", "max": "min", "any": "all", "all": "any"}
 
 
@@ -154,7 +154,7 @@ def _is_quiet(node: ast.AST) -> bool:
 def sites(tree: ast.Module) -> Iterator[tuple[str, ast.AST, Change]]:
     """All (function, node, change) of a module."""
 
-    def within(node: ast.AST, name: str) -> Iterator[tuple[str, ast.AST, Change]]:
+    def within(node: ast.AST, name: str, runs: bool) -> Iterator[tuple[str, ast.AST, Change]]:
         for field, value in ast.iter_fields(node):
             if field in ("decorator_list", "returns", "annotation", "type_comment"):
                 continue
@@ -162,14 +162,15 @@ def sites(tree: ast.Module) -> Iterator[tuple[str, ast.AST, Change]]:
                 if not isinstance(child, ast.AST) or _is_quiet(child):
                     continue
                 if isinstance(child, (ast.FunctionDef, ast.ClassDef)):
-                    yield from within(child, f"{name}.{child.name}".lstrip("."))
+                    own = f"{name}.{child.name}".lstrip(".")
+                    yield from within(child, own, runs or isinstance(child, ast.FunctionDef))
                     continue
-                if name and not isinstance(node, ast.ClassDef):
+                if runs:
                     for change in changes(child):
                         yield name, child, change
-                yield from within(child, name)
+                yield from within(child, name, runs)
 
-    return within(tree, "")
+    return within(tree, "", False)
 
 
 def mutated(source: str, number: int) -> ast.Module:
@@ -205,7 +206,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 def try_mutant(module: str, number: int, first: int, seeds: int) -> str | None:
     """What notices a mutant, or `None`. Nothing of the engine may have been imported yet."""
-    resource.setrlimit(resource.RLIMIT_AS, (_MOST_MEMORY, _MOST_MEMORY))  # endless loops may also grow
+    resource.setrlimit(resource.RLIMIT_AS, (_MOST_MEMORY, _MOST_MEMORY))  # endless loops may grow
     path = _path(module)
     sys.meta_path.insert(0, _Finder(module, path, mutated(path.read_text(), number)))
     import pytest
@@ -266,9 +267,12 @@ def run(module: str, one: Mutant, arguments: argparse.Namespace) -> dict[str, An
     """Try a mutant in a process of its own."""
     command = [sys.executable, __file__, "--module", module, "--try", str(one.number)]
     command += ["--first", str(arguments.first), "--seeds", str(arguments.seeds)]
+    command += ["--timeout", str(arguments.timeout)]
     began = time.monotonic()
     try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=arguments.timeout, check=False)
+        done = subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, timeout=arguments.timeout * 10, check=False
+        )
         by = done.stdout.rstrip().rsplit("\n", 1)[-1] if done.returncode == 1 else None
         if done.returncode not in (0, 1):
             by = f"ends with {done.returncode}: {done.stderr.strip()[-200:]}"
@@ -286,7 +290,9 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=300, help="of the simulator (default: %(default)s)")
     parser.add_argument("--first", type=int, default=0, help="the first of them (default: %(default)s)")
     parser.add_argument("--jobs", type=int, default=2, help="mutants side by side (default: %(default)s)")
-    parser.add_argument("--timeout", type=float, default=150.0, help="of a mutant, in seconds (default: %(default)s)")
+    parser.add_argument(
+        "--timeout", type=int, default=60, help="of a mutant, in seconds of processor time (default: %(default)s)"
+    )
     parser.add_argument("--results", type=Path, help="where results are kept")
     parser.add_argument("--again", action="store_true", help="run those again that have survived")
     parser.add_argument("--survivors", action="store_true", help="run nothing; print what has survived")
@@ -294,6 +300,7 @@ def main() -> int:
     arguments = parser.parse_args()
     module = arguments.module
     if arguments.number is not None:
+        resource.setrlimit(resource.RLIMIT_CPU, (arguments.timeout, arguments.timeout + 1))
         by = try_mutant(module, arguments.number, arguments.first, arguments.seeds)
         print(by)
         return int(by is not None)
