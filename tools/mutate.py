@@ -26,7 +26,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -316,7 +316,8 @@ def main() -> int:
         if unchanged["killed_by"] is not None:
             parser.error(f"{module} as it is does not pass: {unchanged['killed_by']}")
         with ThreadPoolExecutor(arguments.jobs) as pool, results.open("a") as file:
-            for result in pool.map(lambda one: run(module, one, arguments), left):
+            for future in as_completed([pool.submit(run, module, one, arguments) for one in left]):
+                result = future.result()
                 known[result["key"]] = result
                 print(json.dumps(result), file=file, flush=True)
     _report(module, chosen, known)
