@@ -126,7 +126,6 @@ class Scan:
         before: Only ids below this.
         terms: Hashes of metadata: only checkpoints that have one of each group.
         only: Only this id.
-        given: Keys to leave out.
     """
 
     def __init__(
@@ -138,7 +137,6 @@ class Scan:
         before: str | None = None,
         terms: Sequence[Terms] = (),
         only: str | None = None,
-        given: Iterable[CheckpointKey] = (),
     ):
         self._process = process
         self._thread = thread
@@ -159,7 +157,7 @@ class Scan:
                 self._unread += [(self._bound(info, run), info, run) for run in runs]
         self._unread.sort(key=lambda each: each[0])
         self._limit = _TOP if before is None else (False, before)
-        self._given: set[CheckpointKey] = set(given)
+        self._given: set[CheckpointKey] = set()
         self._passed: dict[Key, list[tuple[SegmentInfo, Page]]] = {}
         self._ready = self._sorted()
 

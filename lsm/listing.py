@@ -3,111 +3,175 @@
 Rules of this module:
 
 - A `Listing` answers from the views that its threads had when it began; abandoning it costs nothing.
-- Over several threads, the next checkpoint is always the one with the highest id: a merge of sorted sequences.
-- Where a segment has gone meanwhile (a listing that took longer than the collector's grace), the thread is read anew,
-  from below what was given already.
+- Over several threads it is a merge of sorted sequences: by id, then namespace, the highest first, then thread.
+- Where a segment has gone meanwhile (a listing that took longer than the collector's grace), the thread is read anew:
+  what was chosen is found by its key, and the rest is what comes after the last checkpoint that was chosen of any
+  thread. So whatever is still there is given, once and in order, or the listing ends in an error.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 
-from lsm.errors import CorruptionError
+from lsm.errors import CorruptionError, ReadTimeout
 from lsm.fetch import SegmentGone
-from lsm.find import Item, Scan, Terms
+from lsm.find import Item, Scan, Terms, by_id
 from lsm.format.manifest import MAGIC
 from lsm.format.names import MANIFESTS, kind_of, manifest_key, thread_id_of
-from lsm.process import Process, Thread, missing, refresh
+from lsm.process import Process, Thread, refresh
 from lsm.read import Stored, materialise
 from lsm.retention import Horizon, Retention
 from lsm.steps import All, Get, List, Now, Steps, results
-from lsm.view import CheckpointKey, View, open_view
+from lsm.turn import Patience, look_again
+from lsm.view import View, open_view
 from lsm.walk import own
 
 _BATCH = 16
 
 
-class _Order(str):
-    """Text that sorts the other way round."""
+class _Newest(tuple[str, str]):
+    """The id and namespace of a checkpoint; the highest comes first."""
 
     __slots__ = ()
 
-    def __lt__(self, other: str) -> bool:
-        return str.__gt__(self, other)
+    def __lt__(self, other: tuple[str, ...]) -> bool:
+        return tuple.__gt__(self, other)
+
+
+_Turn = tuple[_Newest, int]
+"""Where a checkpoint comes in the merge: by its id and namespace, then by the number of its thread."""
+
+
+class _Snapshot:
+    """One view of a thread, and what of it has not expired."""
+
+    def __init__(self, process: Process, thread: Thread, view: View, horizon: Horizon | None):
+        self._process = process
+        self._thread = thread
+        self.view = view
+        self._horizon = horizon
+
+    def visible(self, items: Sequence[Item]) -> Steps[Sequence[Item]]:
+        return items if self._horizon is None else (yield from self._horizon.visible(items))
+
+    def materialise(self, items: Sequence[Item]) -> Steps[list[Stored]]:
+        return (yield from materialise(self._process, self._thread, self.view, items))
+
+    def find(self, items: Sequence[Item]) -> Steps[Sequence[Item]]:
+        """What this view has in the place of another view's items."""
+        keys = [(item.checkpoint.namespace, item.checkpoint.id) for item in items]
+        lookups = [by_id(self._process, self._thread, self.view, *key) for key in keys]
+        found = results((yield All(lookups)))
+        return (yield from self.visible([item for item in found if item is not None]))
 
 
 class _One:
-    """The checkpoints of one thread, as a listing goes through them."""
+    """The checkpoints of one thread, as a listing goes through them.
+
+    Attributes:
+        thread: The thread.
+        found: The next of them, each with the snapshot that it was found in.
+    """
 
     def __init__(
         self,
         process: Process,
         thread: Thread,
-        make: Callable[[View, set[CheckpointKey]], Scan],
+        number: int,
+        make: Callable[[Thread, View, str | None], Scan],
         retention: Retention | None,
     ):
-        self._process = process
         self.thread = thread
-        self.view: View | None = None
-        self.found: deque[Item] = deque()
+        self.found: deque[tuple[_Snapshot, Item]] = deque()
+        self._process = process
+        self._number = number
         self._make = make
-        self._scan: Scan | None = None
         self._retention = retention
-        self._horizon: Horizon | None = None
-        self._given: set[CheckpointKey] = set()
+        self._snapshot: _Snapshot | None = None
+        self._scan: Scan | None = None
+
+    @property
+    def turn(self) -> _Turn:
+        """Where the next checkpoint comes in the merge."""
+        return self._turn_of(self.found[0][1])
+
+    def _turn_of(self, item: Item) -> _Turn:
+        return _Newest((item.checkpoint.id, item.checkpoint.namespace)), self._number
 
     def open(self, count: int) -> Steps[None]:
-        """Take the view."""
-        yield from self._begin((yield from refresh(self._process, self.thread)))
-        yield from self.fill(count)
+        """Take the view, and have something to give."""
+        view = yield from refresh(self._process, self.thread)
+        self._begin((yield from self._snapshot_of(view)), None)
+        yield from self.fill(count, None)
 
-    def _begin(self, view: View | None) -> Steps[None]:
-        self.view = view
-        self._scan = self._make(view, self._given) if view is not None else None
-        if view is not None and self._retention is not None:
-            self._horizon = Horizon(self._process, self.thread, view, self._retention, (yield Now()))
+    def fill(self, count: int, last: _Turn | None) -> Steps[None]:
+        """Have something to give, unless this is the end.
 
-    def fill(self, count: int) -> Steps[None]:
-        """Have something to give, unless this is the end."""
-        while not self.found and self._scan is not None:
+        Args:
+            count: About how much is wanted.
+            last: What the listing has chosen last.
+        """
+        patience = self._patience()
+        while not self.found and self._snapshot is not None and self._scan is not None:
             try:
                 items = yield from self._scan.next(count)
-                shown = items if self._horizon is None else (yield from self._horizon.visible(items))
+                shown = yield from self._snapshot.visible(items)
             except SegmentGone as gone:
-                yield from self.reopen(gone)
+                self._begin((yield from self._renewed(gone, patience)), last)
                 continue
-            self.found.extend(shown)
+            patience = self._patience()
+            ahead = [item for item in shown if last is None or last < self._turn_of(item)]
+            self.found.extend((self._snapshot, item) for item in ahead)
             if not items:
                 self._scan = None
 
-    def take(self) -> Item:
-        item = self.found.popleft()
-        self._given.add((item.checkpoint.namespace, item.checkpoint.id))
-        return item
+    def _begin(self, snapshot: _Snapshot | None, last: _Turn | None) -> None:
+        """Go through a snapshot, from where the listing is."""
+        self._snapshot = snapshot
+        self._scan = None
+        if snapshot is not None:
+            self._scan = self._make(self.thread, snapshot.view, last[0][0] if last is not None else None)
 
-    def reopen(self, gone: SegmentGone) -> Steps[None]:
-        """Go on with a newer view."""
-        view = yield from refresh(self._process, self.thread)
-        if view is not None and any(info.ulid == gone.info.ulid for info in view.segments()):
-            raise missing(self._process, self.thread, gone.info) from gone
-        self.found.clear()
-        yield from self._begin(view)
+    def _patience(self) -> Patience:
+        return Patience(self._process, self.thread, "a listing", "list again when it is quieter", 3, ReadTimeout)
 
-    def materialise(self, items: Sequence[Item]) -> Steps[list[Stored]]:
-        """The items with their values; those that have been removed meanwhile are left out."""
-        while True:
+    def _renewed(self, gone: SegmentGone, patience: Patience) -> Steps[_Snapshot | None]:
+        """The thread as it is now."""
+        yield from patience.check(gone)
+        yield from patience.wait(gone)
+        return (yield from self._snapshot_of((yield from look_again(self._process, self.thread, gone))))
+
+    def _snapshot_of(self, view: View | None) -> Steps[_Snapshot | None]:
+        if view is None:
+            return None
+        horizon = None
+        if self._retention is not None:
+            horizon = Horizon(self._process, self.thread, view, self._retention, (yield Now()))
+        return _Snapshot(self._process, self.thread, view, horizon)
+
+    def materialise(self, chosen: Sequence[tuple[_Snapshot, Item]]) -> Steps[list[Stored]]:
+        """What was chosen, with its values; what has been removed meanwhile is left out."""
+        by_snapshot: dict[_Snapshot, list[Item]] = {}
+        for snapshot, item in chosen:
+            by_snapshot.setdefault(snapshot, []).append(item)
+        stored: list[Stored] = []
+        for snapshot, items in by_snapshot.items():
+            stored += yield from self._materialise(snapshot, items)
+        return stored
+
+    def _materialise(self, snapshot: _Snapshot | None, items: Sequence[Item]) -> Steps[list[Stored]]:
+        found: Sequence[Item] | None = items
+        patience = self._patience()
+        while snapshot is not None:
             try:
-                return (yield from materialise(self._process, self.thread, self.view, items)) if self.view else []
+                found = found if found is not None else (yield from snapshot.find(items))
+                return (yield from snapshot.materialise(found))
             except SegmentGone as gone:
-                keys = {(item.checkpoint.namespace, item.checkpoint.id) for item in items}
-                yield from self.reopen(gone)
-                if self.view is None:
-                    return []
-                scan = self._make(self.view, self._given - keys)
-                found = yield from scan.next(len(keys))
-                items = [each for each in found if (each.checkpoint.namespace, each.checkpoint.id) in keys]
+                found = None
+                snapshot = yield from self._renewed(gone, patience)
+        return []
 
 
 class Listing:
@@ -135,58 +199,73 @@ class Listing:
     ):
         self._process = process
         self._thread_ids = thread_ids
-        self._heap: list[tuple[_Order, str, int, _One]] | None = None
+        self._retention = retention
+        self._heap: list[tuple[_Turn, _One]] | None = None
 
-        def make(thread: Thread) -> _One:
-            def scan(view: View, given: set[CheckpointKey]) -> Scan:
-                return Scan(process, thread, view, namespace, before, terms, id_, given)
+        def scan(thread: Thread, view: View, last: str | None) -> Scan:
+            """From an id on, or from the beginning."""
+            bounds = [each for each in (before, last and last + "\0") if each is not None]
+            return Scan(process, thread, view, namespace, min(bounds, default=None), terms, id_)
 
-            return _One(process, thread, scan, retention)
-
-        self._make = make
+        self._scan = scan
 
     def next(self, count: int) -> Steps[list[tuple[str, Stored]]]:
-        """Up to `count` more checkpoints, each with its thread id; none at the end."""
+        """Up to `count` more checkpoints, each with its thread id; none at the end.
+
+        Raises:
+            CorruptionError: If a segment is missing that the manifest names.
+            ReadTimeout: If a thread changed faster than it could be read.
+        """
         if self._heap is None:
             self._heap = yield from self._open(count)
-        chosen: list[tuple[_One, Item]] = []
-        while self._heap and len(chosen) < count:
-            *_, number, one = heappop(self._heap)
-            chosen.append((one, one.take()))
-            if not one.found:
-                yield from one.fill(count - len(chosen) or 1)
-            _push(self._heap, number, one)
-        by_thread: dict[_One, list[Item]] = {}
-        for one, item in chosen:
-            by_thread.setdefault(one, []).append(item)
-        groups = results((yield All([one.materialise(items) for one, items in by_thread.items()]))) if chosen else []
-        stored = {
-            (one.thread.id, each.namespace, each.id): each
-            for one, group in zip(by_thread, groups, strict=True)
-            for each in group
-        }
-        keys = [(one.thread.id, item.checkpoint.namespace, item.checkpoint.id) for one, item in chosen]
-        return [(key[0], stored[key]) for key in keys if key in stored]
+        given: list[tuple[str, Stored]] = []
+        while self._heap and count and not given:  # all that was chosen may have been removed
+            given = yield from self._materialised((yield from self._choose(self._heap, count)))
+        return given
 
-    def _open(self, count: int) -> Steps[list[tuple[_Order, str, int, _One]]]:
+    def _choose(self, heap: list[tuple[_Turn, _One]], count: int) -> Steps[list[tuple[_One, _Snapshot, Item]]]:
+        """The next checkpoints in the merge."""
+        chosen: list[tuple[_One, _Snapshot, Item]] = []
+        while heap and len(chosen) < count:
+            turn, one = heappop(heap)
+            chosen.append((one, *one.found.popleft()))
+            if not one.found:
+                yield from one.fill(count - len(chosen) or 1, turn)
+            _push(heap, one)
+        return chosen
+
+    def _materialised(self, chosen: Sequence[tuple[_One, _Snapshot, Item]]) -> Steps[list[tuple[str, Stored]]]:
+        """What was chosen and is still there, in one round for all threads."""
+        by_thread: dict[_One, list[tuple[_Snapshot, Item]]] = {}
+        for one, snapshot, item in chosen:
+            by_thread.setdefault(one, []).append((snapshot, item))
+        groups = results((yield All([one.materialise(items) for one, items in by_thread.items()])))
+        stored = {
+            (one, each.namespace, each.id): each for one, group in zip(by_thread, groups, strict=True) for each in group
+        }
+        keys = [(one, item.checkpoint.namespace, item.checkpoint.id) for one, _, item in chosen]
+        return [(key[0].thread.id, stored[key]) for key in keys if key in stored]
+
+    def _open(self, count: int) -> Steps[list[tuple[_Turn, _One]]]:
         thread_ids = self._thread_ids
         if thread_ids is None:
             thread_ids = yield from all_threads(self._process)
-        ones = [self._make(self._process.thread(thread_id)) for thread_id in thread_ids]
+        ones = [
+            _One(self._process, self._process.thread(thread_id), number, self._scan, self._retention)
+            for number, thread_id in enumerate(thread_ids)
+        ]
         share = count if len(ones) == 1 else 1
         for start in range(0, len(ones), _BATCH):
             results((yield All([one.open(share) for one in ones[start : start + _BATCH]])))
-        heap: list[tuple[_Order, str, int, _One]] = []
-        for number, one in enumerate(ones):
-            _push(heap, number, one)
-        heapify(heap)
+        heap: list[tuple[_Turn, _One]] = []
+        for one in ones:
+            _push(heap, one)
         return heap
 
 
-def _push(heap: list[tuple[_Order, str, int, _One]], number: int, one: _One) -> None:
+def _push(heap: list[tuple[_Turn, _One]], one: _One) -> None:
     if one.found:
-        checkpoint = one.found[0].checkpoint
-        heappush(heap, (_Order(checkpoint.id), checkpoint.namespace, number, one))
+        heappush(heap, (one.turn, one))
 
 
 def all_threads(process: Process) -> Steps[list[str]]:
