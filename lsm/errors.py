@@ -54,7 +54,8 @@ class IncompleteWritesError(LSMError):
 
 
 class ConditionalWritesUnsupported(LSMError):
-    """The store accepted a write that its condition forbids: commits would be lost silently."""
+    """The store accepted a write that its condition forbids, or sends nothing that a write could be conditional on:
+    commits would be lost silently."""
 
 
 class CorruptionError(LSMError):

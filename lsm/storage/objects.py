@@ -8,7 +8,7 @@ Rules of this module:
   with a store of their own. A child is told so instead. Making a store sends nothing, so that a store which was made
   but not used before the fork works in the child.
 - A store has a tag for every state of an object: its ETag, and its version where the store has versions (GCS writes
-  on condition of those).
+  on condition of those). An answer without an ETag is refused, in `_tag` and nowhere else.
 
 What obstore makes of HTTP answers (measured with 0.12): 412 and 409 are `PreconditionError` or `AlreadyExistsError`,
 and so is 404 for a write with If-Match; 404 is the built-in `FileNotFoundError`, for a missing bucket as for a missing
@@ -90,6 +90,7 @@ _COALESCE = 2**20  # ranges closer than this are fetched as one; object_store's 
 _CONDITIONAL = (Create, PutIf, Append)
 _STATUS = re.compile(r"non-2xx status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
+_NO_ETAG = re.compile(r"etag header missing", re.IGNORECASE)
 _UNDECIDED = ("ConditionalRequestConflict", "OperationAborted", None)
 _NO_BUCKET = {"NoSuchBucket", "ContainerNotFound", "InvalidBucketName"}
 _CREDENTIALS = re.compile(r"performing token request|//169\.254\.")  # of the machine's identity service
@@ -189,7 +190,7 @@ class ObjectStorage:
         except FileNotFoundError as error:
             return self._absent(error, request)
         check_size(request, result.meta["size"])
-        return Found(result.bytes().to_bytes(), _tag(result.meta))
+        return Found(result.bytes().to_bytes(), self._tag(result.meta, request.key))
 
     async def _aget(self, request: Get) -> Any:
         try:
@@ -199,7 +200,7 @@ class ObjectStorage:
         except FileNotFoundError as error:
             return self._absent(error, request)
         check_size(request, result.meta["size"])
-        return Found((await result.bytes_async()).to_bytes(), _tag(result.meta))
+        return Found((await result.bytes_async()).to_bytes(), self._tag(result.meta, request.key))
 
     def _get_ranges(self, request: GetRanges) -> list[bytes]:
         path = self._path(request.key)
@@ -226,11 +227,13 @@ class ObjectStorage:
         return _slices(request.ranges, spans, bodies)
 
     def _put(self, request: Create | PutIf | Append) -> ObjectTag:
-        return _tag(obstore.put(self._store, self._path(request.key), _body(request), **_condition(request)))
+        path = self._path(request.key)
+        return self._tag(obstore.put(self._store, path, _body(request), **_condition(request)), request.key)
 
     async def _aput(self, request: Create | PutIf | Append) -> ObjectTag:
         path = self._path(request.key)
-        return _tag(await obstore.put_async(self._store, path, _body(request), **_condition(request)))
+        written = await obstore.put_async(self._store, path, _body(request), **_condition(request))
+        return self._tag(written, request.key)
 
     def _delete(self, request: Delete) -> None:
         try:
@@ -330,6 +333,12 @@ class ObjectStorage:
                 )
             ObjectStorage._used_by = process
 
+    def _tag(self, meta: Any, key: str) -> ObjectTag:
+        """Without an ETag there is nothing that the next write could be conditional on."""
+        if not (etag := meta["e_tag"]) or not etag.strip('"'):
+            raise ConditionalWritesUnsupported(self._without_etag(key))
+        return ObjectTag(etag, meta["version"])
+
     def _path(self, key: str) -> str:
         return self._prefix + key
 
@@ -344,9 +353,9 @@ class ObjectStorage:
         # a store lists from the start.
         skip, after = len(self._prefix), request.after or ""
         entries = [
-            Entry(each["path"][skip:], each["size"], _tag(each), each["last_modified"].timestamp())
+            Entry(key, each["size"], self._tag(each, key), each["last_modified"].timestamp())
             for each in found
-            if each["path"][skip:] > after
+            if (key := each["path"][skip:]) > after
         ]
         return Page(entries, len(found) >= PAGE)
 
@@ -367,6 +376,8 @@ class ObjectStorage:
             return Refused(f"{self.url}: the bucket does not exist. Create it, or correct the address. ({what})", key)
         if conditional and (isinstance(error, NotImplementedError | exceptions.NotSupportedError) or status == 501):
             return ConditionalWritesUnsupported(self._unsupported(what))
+        if _NO_ETAG.search(text):
+            return ConditionalWritesUnsupported(self._without_etag(key))
         if isinstance(error, FileNotFoundError):
             return NotFound(f"{self.url}: there is no object {key}", key)
         if conditional and status == 409 and code in _UNDECIDED:
@@ -392,6 +403,13 @@ class ObjectStorage:
         if status is not None and 400 <= status < 500 and status != 408:
             return Refused(f"{what}. The store will answer so again: check address, credentials and clock.", key)
         return Unavailable(what, key)
+
+    def _without_etag(self, key: str | None) -> str:
+        return (
+            f"{self.url}: the answer about {key} has no ETag, without which no commit can be made on the condition "
+            "that nobody else's came before. Use a store that sends ETags; if this one does, have what lies between "
+            "(a proxy, a gateway) leave them in its answers. If this was a write, it may be stored all the same."
+        )
 
     def _unsupported(self, what: str) -> str:
         if isinstance(self._store, LocalStore):
@@ -446,10 +464,6 @@ def _client_environment() -> dict[str, Any]:
 
 class _Aborted(Exception):
     """What an upload is left with."""
-
-
-def _tag(meta: Any) -> ObjectTag:
-    return ObjectTag(meta["e_tag"] or "", meta["version"])
 
 
 def _unless(request: Get) -> obstore.GetOptions | None:

@@ -13,6 +13,7 @@ import obstore
 import pytest
 from obstore.store import LocalStore
 
+from langgraph.checkpoint.lsm import LSMSaver
 from lsm import errors
 from lsm.steps import (
     AbortUpload,
@@ -30,6 +31,7 @@ from lsm.steps import (
 from lsm.storage import objects, open_storage
 from lsm.storage.objects import ObjectStorage, ObjectTag
 from tests.support import processes
+from tests.support.checkpoints import chain
 from tests.support.moto import moto_server, store_options
 from tests.support.proxy import Answer, Fault, Rule, S3Proxy
 
@@ -154,6 +156,60 @@ def test_a_store_that_says_it_has_no_conditions(s3: Any, proxy: S3Proxy) -> None
     proxy.rules.append(Rule(Answer(501, "NotImplemented")))
     assert type(failure(lambda: storage.execute(Create("k", b"x")))) is errors.ConditionalWritesUnsupported
     assert type(failure(lambda: storage.execute(Get("k")))) is errors.Unavailable
+
+
+@pytest.mark.parametrize("kind", [Get, Create, PutIf, Append])
+@pytest.mark.parametrize("call", [ObjectStorage.execute, lambda *given: asyncio.run(ObjectStorage.aexecute(*given))])
+def test_an_answer_without_an_etag_is_refused(s3: Any, proxy: S3Proxy, kind: type, call: Callable[..., Any]) -> None:
+    """Of one was made a tag that says nothing, and of that a write that says `If-Match: ""`."""
+    storage = connect(proxy.endpoint, s3.url())
+    tag = storage.execute(Create("k", b"x"))
+    requests: dict[type, Any] = {
+        Get: Get("k"),
+        Create: Create("new", b"x"),
+        PutIf: PutIf("k", b"y", tag),
+        Append: Append("k", [b"x"], b"y", tag),
+    }
+    proxy.rules.append(Rule(Fault.DROP_ETAG))
+    error = failure(lambda: call(storage, requests[kind]))
+    assert type(error) is errors.ConditionalWritesUnsupported
+    assert f"the answer about {requests[kind].key} has no ETag" in str(error)
+
+
+@pytest.mark.parametrize("etag", [None, "", '""'])
+def test_no_answer_becomes_a_tag_that_says_nothing(s3: Any, etag: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = connect(s3.server.endpoint, s3.url())
+    storage.execute(Create("m/k", b"x"))
+    (page,) = obstore.list(storage._store, "m")
+    monkeypatch.setattr(obstore, "put", lambda *_, **__: {"e_tag": etag, "version": "7"})
+    monkeypatch.setattr(obstore, "list", lambda *_, **__: [[{**page[0], "e_tag": etag}]])
+    for request in (PutIf("m/k", b"y", TAG), List("m/")):
+        with pytest.raises(errors.ConditionalWritesUnsupported, match="about m/k has no ETag"):
+            storage.execute(request)
+
+
+@pytest.mark.parametrize("method", ["PUT", "GET"])
+def test_a_store_that_sends_no_etags_is_not_written_to(s3: Any, proxy: S3Proxy, method: str) -> None:
+    """Where writes have none, the probe tells; where reads have none, there is nothing that could be written on."""
+    url = s3.url()
+    if method == "GET":
+        with LSMSaver.from_conn_string(url, store_options=s3.store_options) as saver:
+            chain(saver, "thread", [{"a": 1}])
+    before = stored(url, s3.store_options)
+    proxy.rules.append(Rule(Fault.DROP_ETAG, when=lambda request: request.method == method))
+    with (
+        LSMSaver.from_conn_string(url, store_options=store_options(proxy.endpoint)) as saver,
+        pytest.raises(errors.ConditionalWritesUnsupported, match="has no ETag"),
+    ):
+        chain(saver, "thread", [{"a": 2}])
+    assert stored(url, s3.store_options) == before
+    assert '""' not in [each.headers.get("if-match") for each in proxy.requests]
+
+
+def stored(url: str, options: dict[str, Any]) -> list[Any]:
+    """Names and tags of all that is stored at an address."""
+    entries: list[Any] = open_storage(url, store_options=options).execute(List("")).entries
+    return entries
 
 
 def test_a_lost_answer_is_a_conflict_with_oneself(s3: Any, proxy: S3Proxy) -> None:

@@ -29,6 +29,8 @@ class Fault(Enum):
     """The server does it; the connection breaks before the answer arrives."""
     IGNORE_CONDITION = auto()
     """It arrives without its If-Match and If-None-Match, as if the store knew nothing of them."""
+    DROP_ETAG = auto()
+    """The server does it, and its answer arrives without the header ETag."""
 
 
 @dataclass(frozen=True)
@@ -224,6 +226,8 @@ class S3Proxy:
 
         request.status, request.bytes_out, request.ended = status, len(answer), time.monotonic()
         dropped = {"connection", "transfer-encoding"} | (set() if method == "HEAD" else {"content-length"})
+        if request.fault is Fault.DROP_ETAG:
+            dropped.add("etag")
         kept = [(name, value) for name, value in answer_headers if name.lower() not in dropped]
         if method != "HEAD":
             kept.append(("Content-Length", str(len(answer))))
