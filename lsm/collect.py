@@ -28,9 +28,9 @@ from lsm.format.names import MANIFESTS, SEGMENTS, manifest_key, segments_prefix,
 from lsm.limits import WRITERS_MARGIN
 from lsm.process import Process, Thread, refresh
 from lsm.removal import clear, may_be_tombstone
-from lsm.steps import Entry, Get, Now, PutIf, Steps
+from lsm.steps import Delete, Entry, Get, Now, PutIf, Steps
 from lsm.view import View, open_view
-from lsm.walk import Manifests, delete_all, list_all, thread_id_at
+from lsm.walk import AT_ONCE, Manifests, list_all, thread_id_at
 
 logger = logging.getLogger("lsm")
 
@@ -98,7 +98,9 @@ def check_grace(grace: float, offline: bool) -> None:
         )
 
 
-def collect_thread(process: Process, thread: Thread, grace: float, dry_run: bool = False) -> Steps[Collected]:
+def collect_thread(
+    process: Process, thread: Thread, grace: float, dry_run: bool = False, total: Collected | None = None
+) -> Steps[Collected]:
     """Remove the garbage of one thread.
 
     Args:
@@ -106,8 +108,9 @@ def collect_thread(process: Process, thread: Thread, grace: float, dry_run: bool
         thread: The thread.
         grace: How old garbage must be, in seconds.
         dry_run: Only count.
+        total: Where to count; this is what is returned.
     """
-    total = Collected()
+    total = Collected() if total is None else total
     entries = yield from list_all(segments_prefix(thread.id))
     view = yield from refresh(process, thread)
     yield from _remove(process, entries, view, grace, dry_run, total)
@@ -119,6 +122,7 @@ def collect(
     grace: float,
     dry_run: bool = False,
     failed: Callable[[str, LSMError], None] | None = None,
+    total: Collected | None = None,
 ) -> Steps[Collected]:
     """Remove the garbage of a whole store, that of threads which exist no more included.
 
@@ -127,11 +131,12 @@ def collect(
         grace: How old garbage must be, in seconds.
         dry_run: Only count.
         failed: Told the keys of manifests that cannot be read, or not be written, and why: the others go on.
+        total: Where to count, which tells what was done of a collection that is stopped; this is what is returned.
 
     Raises:
         LSMError: If a manifest cannot be read or written, and nobody is to be told.
     """
-    total = Collected()
+    total = Collected() if total is None else total
     for prefix in _STRAYS:
         yield from _remove(process, (yield from list_all(prefix)), None, grace, dry_run, total)
     if not process.conditional_deletes:
@@ -220,9 +225,11 @@ def _remove(
 
 
 def _take(garbage: Sequence[Entry], dry_run: bool, total: Collected) -> Steps[None]:
-    if not dry_run:
-        yield from delete_all([entry.key for entry in garbage])
-    total.add(Collected(len(garbage), sum(entry.size for entry in garbage)))
+    for start in range(0, len(garbage), AT_ONCE):
+        some = garbage[start : start + AT_ONCE]
+        if not dry_run:
+            yield Delete([entry.key for entry in some])
+        total.add(Collected(len(some), sum(entry.size for entry in some)))
 
 
 def _fence(process: Process, view: View) -> Steps[bool]:

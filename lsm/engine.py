@@ -408,15 +408,22 @@ class Engine:
         yield from self.collect_thread(thread_id, self.process.limits.grace)
 
     def collect(
-        self, grace: float, dry_run: bool = False, failed: Callable[[str, LSMError], None] | None = None
+        self,
+        grace: float,
+        dry_run: bool = False,
+        failed: Callable[[str, LSMError], None] | None = None,
+        total: Collected | None = None,
     ) -> Steps[Collected]:
         """Remove what nothing refers to, once it is older than `grace` seconds. `failed` is told the keys of manifests
-        that cannot be read, whose threads are left alone; without it, the first of them ends the collection."""
-        return collect(self.process, grace, dry_run, failed)
+        that cannot be read, whose threads are left alone; without it, the first of them ends the collection. What is
+        removed is counted in `total`, if that is given."""
+        return collect(self.process, grace, dry_run, failed, total)
 
-    def collect_thread(self, thread_id: str, grace: float, dry_run: bool = False) -> Steps[Collected]:
+    def collect_thread(
+        self, thread_id: str, grace: float, dry_run: bool = False, total: Collected | None = None
+    ) -> Steps[Collected]:
         """The same for one thread."""
-        return collect_thread(self.process, self.process.thread(thread_id), grace, dry_run)
+        return collect_thread(self.process, self.process.thread(thread_id), grace, dry_run, total)
 
 
 def _crowds(process: Process, view: View) -> bool:

@@ -29,6 +29,7 @@ from lsm.format.names import sweep_key
 from lsm.process import refresh
 from lsm.retention import Retention
 from lsm.steps import Found, Get, Now, PutIf, Steps, Tag
+from lsm.stop import Stop, Stopped
 from lsm.view import View
 from lsm.walk import Manifests, side_by_side, thread_id_at, told_id
 
@@ -92,6 +93,7 @@ class Outcome:
         freed: The garbage that was removed.
         tag: That of the manifest that was found in shape.
         again: When it is to be looked at again though it has not changed, in seconds since the epoch; 0 for never.
+        stopped: Whether the work on it was ended before it was in shape.
         failure: What went wrong.
     """
 
@@ -105,6 +107,7 @@ class Outcome:
     freed: Collected = field(default_factory=Collected)
     tag: Tag | None = None
     again: float = 0.0
+    stopped: bool = False
     failure: str | None = None
 
 
@@ -126,7 +129,8 @@ class Summary:
         waiting_objects: Objects that are garbage, in the threads that were looked at, and too young to be removed.
         waiting_bytes: Their bytes.
         collectable_at: When they are all old enough, as ISO 8601 text; `None` where there are none.
-        left: Threads that were not looked at for lack of time.
+        left: Threads that were not looked at, or not to the end, for lack of time or since the sweep was stopped.
+        stopped: Whether it was stopped.
         failures: What went wrong, by thread id (or manifest, where that cannot be read).
         seconds: How long it took.
     """
@@ -145,6 +149,7 @@ class Summary:
     waiting_bytes: int = 0
     collectable_at: str | None = None
     left: int = 0
+    stopped: bool = False
     failures: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
 
@@ -153,7 +158,10 @@ class Summary:
         if outcome.passed:
             self.threads -= 1
             return
-        self.looked_at += 1
+        if outcome.stopped:
+            self.stop(1)
+        else:
+            self.looked_at += 1
         self.compacted += outcome.merged > 0
         self.merged += outcome.merged
         self.rewritten_bytes += outcome.rewritten
@@ -167,6 +175,11 @@ class Summary:
         if outcome.failure is not None:
             self.failures[outcome.thread_id or outcome.key] = outcome.failure
 
+    def stop(self, left: int) -> None:
+        """Note that the sweep was stopped, and how many threads that leaves."""
+        self.stopped = True
+        self.left += left
+
 
 class Sweep:
     """One sweep: what is to be done (`plan`), what was done (`settle`), and the end (`close`). Between, `tend` is run
@@ -175,23 +188,35 @@ class Sweep:
     Args:
         options: What to do.
         retention: The retention of the engine that does it.
+        stop: Asks the sweep to end early: it begins no other thread, and says what it has done.
     """
 
-    def __init__(self, options: Options, retention: Retention | None = None):
+    def __init__(self, options: Options, retention: Retention | None = None, stop: Stop | None = None):
         self.summary = Summary()
         self._options = options
+        self._stop = stop or Stop()
         self._key = sweep_key(*options.shard)
         self._settings = f"{retention!r} {options.grace!r}".encode()
         self._tag: Tag | None = None
         self._known: dict[bytes, int] = {}
         self._marks: dict[bytes, int] = {}
         self._begun = 0.0
+        self._planned = False
 
     def plan(self) -> Steps[list[str]]:
         """The manifests of the threads that are to be looked at. One request, and one for each thousand threads."""
         self._begun = yield Now()
+        keys: list[str] = []
+        try:
+            yield from self._stop.unless_asked(self._list(keys))
+        except Stopped:
+            self.summary.stop(len(keys))
+            return []
+        self._planned = True
+        return keys
+
+    def _list(self, keys: list[str]) -> Steps[None]:
         yield from self._recall()
-        keys = []
         manifests = Manifests()
         while not manifests.done:
             for entry in (yield from manifests.next()):
@@ -209,10 +234,12 @@ class Sweep:
                     self.summary.unchanged += 1
                 else:
                     keys.append(entry.key)
-        return keys
 
-    def has_time(self) -> Steps[bool]:
+    def may_begin(self) -> Steps[bool]:
         """Whether another thread may be begun. Where not, that is counted."""
+        if self._stop.asked:
+            self.summary.stop(1)
+            return False
         if self._options.most is None or (yield Now()) < self._begun + self._options.most:
             return True
         self.summary.left += 1
@@ -227,7 +254,7 @@ class Sweep:
 
     def close(self) -> Steps[Summary]:
         """Remember what is in shape. At most one request."""
-        if not self._options.dry_run and self._marks != self._known:
+        if self._planned and not self._options.dry_run and self._marks != self._known:
             body = b"".join(_MARK.pack(mark, again) for mark, again in sorted(self._marks.items()))
             try:
                 yield PutIf(self._key, seal(body, "none", _CONTEXT), self._tag)
@@ -280,40 +307,50 @@ def tend(engine: Engine, key: str, options: Options) -> Steps[Outcome]:
         options: What to do.
 
     Returns:
-        What was done.
+        What was done, be it to the end or until it was stopped.
 
     Raises:
         LSMError: If something is damaged, or the store does not answer. What was done until then stays done.
     """
-    process, outcome = engine.process, Outcome(key)
+    outcome = Outcome(key)
+    try:
+        yield from _tend(engine, options, outcome)
+    except Stopped:
+        outcome.stopped = True
+    return outcome
+
+
+def _tend(engine: Engine, options: Options, outcome: Outcome) -> Steps[None]:
+    process, key = engine.process, outcome.key
     outcome.thread_id = yield from thread_id_at(process, key)
     if outcome.thread_id is None:
-        return outcome
+        return
     if options.threads is not None and not fnmatchcase(outcome.thread_id, options.threads):
         outcome.passed = True
-        return outcome
+        return
     thread = process.thread(outcome.thread_id)
     now = yield Now()
     view = yield from refresh(process, thread)
     outcome.passed = thread.tombstone is not None
     if view is not None and engine.retention is not None:
-        outcome.removed = engine.retention.is_idle(view, now)
-        outcome.expired, _ = yield from engine.expired(thread.id)
-        if outcome.expired and not options.dry_run:
-            outcome.removed = (yield from engine.expire(thread.id)) and thread.view is None
+        removed = engine.retention.is_idle(view, now)
+        expired, _ = yield from engine.expired(thread.id)
+        if expired and not options.dry_run:
+            removed = (yield from engine.expire(thread.id)) and thread.view is None
+        outcome.removed, outcome.expired = removed, expired
         view = thread.view
     while view is not None and (inputs := due(view, engine.process.limits)):
+        more = not options.dry_run and (yield from engine.compact_due(thread.id))
         outcome.merged += len(inputs)
         outcome.rewritten += sum(info.size for info in inputs)
-        if options.dry_run or not (yield from engine.compact_due(thread.id)):
+        if not more:
             break
         view = thread.view
-    outcome.freed = yield from engine.collect_thread(thread.id, options.grace, options.dry_run)
+    yield from engine.collect_thread(thread.id, options.grace, options.dry_run, outcome.freed)
     view = thread.view
     if view is not None and not due(view, engine.process.limits):
         outcome.tag = view.tag
         outcome.again = _again(engine.retention, view, now, outcome.freed)
-    return outcome
 
 
 def failed(key: str, error: BaseException) -> Outcome:
@@ -336,7 +373,11 @@ def _again(retention: Retention | None, view: View, now: float, left: Collected)
 
 
 def sweep(
-    engine: Engine, options: Options, width: int = 8, each: Callable[[Outcome, int], None] | None = None
+    engine: Engine,
+    options: Options,
+    width: int = 8,
+    each: Callable[[Outcome, int], None] | None = None,
+    stop: Stop | None = None,
 ) -> Steps[Summary]:
     """Bring all threads of a store, or of a part of it, into shape.
 
@@ -345,6 +386,7 @@ def sweep(
         options: What to do.
         width: How many threads at once.
         each: Told what was done for each thread, and how many threads there are to do in all.
+        stop: Asks for an early end: threads that are worked on are left at their next request, no other is begun.
 
     Returns:
         What was done.
@@ -357,14 +399,15 @@ def sweep(
         >>> run(sweep(Engine(storage.url, storage.appends, os.urandom), Options()), storage).threads
         0
     """
-    one = Sweep(options, engine.retention)
+    stop = stop or Stop()
+    one = Sweep(options, engine.retention, stop)
     keys = deque((yield from one.plan()))
     total = len(keys)
 
     def do(key: str) -> Steps[None]:
-        if (yield from one.has_time()):
+        if (yield from one.may_begin()):
             try:
-                outcome = yield from tend(engine, key, options)
+                outcome = yield from stop.unless_asked(tend(engine, key, options))
             except Exception as error:  # whatever it is, it is this thread's alone
                 logger.debug("%s: not brought into shape", key, exc_info=True)
                 outcome = failed(key, error)

@@ -21,6 +21,9 @@ from lsm.view import open_view
 
 T = TypeVar("T")
 
+AT_ONCE = 1000
+"""Objects that are removed with one request; S3 takes no more."""
+
 
 def own(entries: Iterable[Entry]) -> list[Entry]:
     """Those of some objects that have names of this store's.
@@ -53,9 +56,9 @@ def list_all(prefix: str) -> Steps[list[Entry]]:
 
 
 def delete_all(keys: Sequence[str]) -> Steps[None]:
-    """Remove objects, a thousand at a time."""
-    for start in range(0, len(keys), 1000):
-        yield Delete(keys[start : start + 1000])
+    """Remove objects, `AT_ONCE` at a time."""
+    for start in range(0, len(keys), AT_ONCE):
+        yield Delete(keys[start : start + AT_ONCE])
 
 
 class Manifests:

@@ -4,7 +4,7 @@ Rules of this module:
 
 - It is told of threads whose segments should be merged, and works them off, one after the other, on the runtime's
   threads; callers never wait for it.
-- It can be stopped between any two requests: what it was making is left to the collector.
+- It can be stopped between any two requests (`lsm.stop`): what it was making is left to the collector.
 - What fails is logged and left for the next time.
 """
 
@@ -16,20 +16,16 @@ import os
 import threading
 import weakref
 from concurrent.futures import Future, wait
-from typing import Any
 
 from lsm.drive import Runtime
 from lsm.engine import Engine
 from lsm.errors import LSMError
 from lsm.steps import Steps
+from lsm.stop import Stop, Stopped
 
 logger = logging.getLogger("lsm")
 
 _CLOSING = 10.0
-
-
-class _Stopped(Exception):
-    """The worker is to end. Steps may tidy up when they meet it, such as to abort an upload, and end."""
 
 
 class Worker:
@@ -53,14 +49,14 @@ class Worker:
         self._due: dict[str, None] = {}
         self._working = False
         self._running: Future[None] | None = None
-        self._stopping = False
+        self._stop = Stop()
 
     def due(self, thread_id: str) -> None:
         """Take on a thread. Returns at once."""
         if self._process != os.getpid():
             self._reset()  # a forked child has none of its parent's threads
         with self._lock:
-            if self._stopping:
+            if self._stop.asked:
                 return
             self._due[thread_id] = None
             if self._working:
@@ -72,8 +68,8 @@ class Worker:
     def _work(self) -> Steps[None]:
         while (thread_id := self._next()) is not None:
             try:
-                yield from self._unless_stopped(self._engine.maintain(thread_id))
-            except _Stopped:
+                yield from self._stop.unless_asked(self._engine.maintain(thread_id))
+            except Stopped:
                 pass
             except Exception as error:
                 logger.warning(
@@ -85,36 +81,19 @@ class Worker:
 
     def _next(self) -> str | None:
         with self._lock:
-            if not self._due or self._stopping:
+            if not self._due or self._stop.asked:
                 self._working = False
                 return None
             thread_id = next(iter(self._due))
             del self._due[thread_id]
             return thread_id
 
-    def _unless_stopped(self, steps: Steps[None]) -> Steps[None]:
-        answer: Any = None
-        failure: BaseException | None = None
-        told = False
-        while True:
-            if self._stopping and not told:
-                told, failure = True, _Stopped("stopped")
-            try:
-                request = steps.send(answer) if failure is None else steps.throw(failure)
-            except StopIteration:
-                return
-            answer, failure = None, None
-            try:
-                answer = yield request
-            except Exception as error:  # noqa: BLE001 (for the steps to see)
-                failure = error
-
     def close(self) -> None:
         """Stop between two requests, and wait for that."""
         if self._process != os.getpid():
             self._reset()
         with self._lock:
-            self._stopping = True
+            self._stop.ask()
             self._due.clear()
             running = self._running
         if running is not None and wait([running], _CLOSING).not_done:

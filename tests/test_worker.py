@@ -175,7 +175,7 @@ def test_close_stops_between_two_requests(tmp_path: Path, monkeypatch: pytest.Mo
     assert begun.wait(60)
     closing = threading.Thread(target=saver.close)
     closing.start()
-    while not saver._worker._stopping:  # type: ignore[union-attr]
+    while not saver._worker._stop.asked:  # type: ignore[union-attr]
         closing.join(0.001)
     count = len(seen)
     go_on.set()
@@ -206,7 +206,7 @@ def test_close_aborts_an_upload_that_is_under_way(tmp_path: Path, monkeypatch: p
     assert list((tmp_path / "tmp").iterdir())
     closing = threading.Thread(target=saver.close)
     closing.start()
-    while not saver._worker._stopping:  # type: ignore[union-attr]
+    while not saver._worker._stop.asked:  # type: ignore[union-attr]
         closing.join(0.001)
     go_on.set()
     closing.join(60)

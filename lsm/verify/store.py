@@ -22,7 +22,11 @@ from lsm.walk import Manifests, list_all, side_by_side, thread_id_at
 
 
 def verify_store(
-    process: Process, each: Callable[[Report], None] | None = None, repair: bool = False, width: int = 4
+    process: Process,
+    each: Callable[[Report], None] | None = None,
+    repair: bool = False,
+    width: int = 4,
+    total: StoreReport | None = None,
 ) -> Steps[StoreReport]:
     """Check a whole store.
 
@@ -31,8 +35,9 @@ def verify_store(
         each: Told the report of every thread.
         repair: Whether to drop torn tails.
         width: How many threads at once.
+        total: Where to count, which tells what was found until a check is stopped; this is what is returned.
     """
-    total = StoreReport()
+    total = StoreReport() if total is None else total
     keys: set[str] = set()
 
     def check(entry: Entry) -> Steps[None]:

@@ -22,7 +22,12 @@ _PRELUDE = "import faulthandler, json, sys; sys.path[:] = json.loads(sys.argv[2]
 
 @contextmanager
 def running(
-    script: str, arguments: Mapping[str, Any], *, folder: Path | None = None, talk: bool = False
+    script: str,
+    arguments: Mapping[str, Any],
+    *,
+    folder: Path | None = None,
+    talk: bool = False,
+    group: bool = False,
 ) -> Iterator[subprocess.Popen[str]]:
     """Start a script; on the way out of the block it is killed if it still runs.
 
@@ -31,6 +36,7 @@ def running(
         arguments: What the script finds in `ARGS`; JSON.
         folder: Its working directory.
         talk: Whether it has a standard input to be told something by.
+        group: Whether it leads a process group of its own, as what is started from a terminal does.
     """
     command = [sys.executable, "-c", _PRELUDE + script, json.dumps(dict(arguments)), json.dumps(sys.path)]
     process = subprocess.Popen(
@@ -40,6 +46,7 @@ def running(
         stderr=subprocess.PIPE,
         text=True,
         cwd=folder,
+        process_group=0 if group else None,
     )
     try:
         yield process

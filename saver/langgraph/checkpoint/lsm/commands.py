@@ -5,23 +5,29 @@ Rules of this module:
 - Words in, words out: what is to be done is `jobs`' and the engine's business.
 - What was asked for goes to the standard output; progress, failures and errors to the standard error. A terminal gets a
   progress bar, anything else plain lines.
-- Exit codes: 0 all is done, 1 something failed (and all else was done), 2 the command was called wrongly.
+- Exit codes: 0 all is done, 1 something failed (and all else was done), 2 the command was called wrongly, 130 it was
+  stopped by an interrupt (Ctrl-C).
+- An interrupt asks the work to end (`lsm.stop`), and what was done so far is told as ever. A second one ends the
+  process and those that it has started. Nothing is lost by either: what a command leaves undone, its next run does.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import os
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from datetime import timedelta
 from importlib import import_module
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context, resource_tracker
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import typer
 from rich.console import Console
@@ -30,21 +36,33 @@ from rich.table import Table
 from rich.text import Text
 
 from langgraph.checkpoint.lsm import settings
-from langgraph.checkpoint.lsm.jobs import Store, compact_store
+from langgraph.checkpoint.lsm.jobs import Store, compact_store, heed
 from lsm.collect import Collected, check_grace
 from lsm.errors import LSMError
 from lsm.stats import Stats, store_stats, thread_stats
+from lsm.steps import Steps
+from lsm.stop import Stop, Stopped
 from lsm.sweep import Outcome, Summary
 from lsm.verify import Report, StoreReport, verify_store
 
 _EVERY = 10.0
 """Seconds between two plain lines of progress."""
 
+T = TypeVar("T")
+
+_SHOW_CURSOR = b"\x1b[?25h\n"
+_INTERRUPTED = 128 + signal.SIGINT
+_STOPPING = (
+    "stopping: requests under way are finished, what was being written beside is dropped or left to the next run; "
+    "press Ctrl-C again to end at once"
+)
+
 app = typer.Typer(
     name="langgraph-lsm",
     help="Look after a store of LangGraph checkpoints. URL is its address: file:///directory, s3://bucket/prefix, "
     "gs://bucket/prefix or az://container/prefix. Credentials come from the environment, as obstore takes them "
-    "(AWS_ACCESS_KEY_ID, AWS_REGION, AWS_ENDPOINT_URL, ...), or from --store-option.",
+    "(AWS_ACCESS_KEY_ID, AWS_REGION, AWS_ENDPOINT_URL, ...), or from --store-option. Exit codes: 0 done, 1 something "
+    "failed and all else was done, 2 called wrongly, 130 stopped by Ctrl-C (a second one ends the command at once).",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -150,13 +168,13 @@ def compact(
 
     Threads that have not changed since they were last found in shape are passed by without being read.
     """
-    with _refusing():
+    with _refusing(), _stoppable() as stop:
         kept = settings.retention(retention, max_age, max_checkpoints, idle)
         options = settings.store_options(store_option or ())
         if url.startswith("memory:"):
             raise ValueError("memory:// lies in the process that made it: use compact_store there")
         with ExitStack() as stack:
-            executor = stack.enter_context(_executor(url, concurrency, dask))
+            executor = stack.enter_context(_executor(url, concurrency, dask, stop))
             progress = stack.enter_context(_progress("threads"))
             summary = compact_store(
                 url,
@@ -171,9 +189,10 @@ def compact(
                 concurrency=None if executor else concurrency,
                 executor=executor,
                 progress=lambda outcome, total: progress(total, _failure(outcome)),
+                stop=stop,
             )
     _say_summary(summary, dry_run, as_json)
-    _end(summary.failures)
+    _end(summary.failures, summary.stopped)
 
 
 @app.command()
@@ -234,24 +253,27 @@ def prune(
             store.run(remove([thread_id]))
             left.add(store.run(engine.collect_thread(thread_id, engine.process.limits.grace, dry_run=True)))
 
-        failures = _failures_of(thread_ids, do)
+        failures, done = _each_thread(thread_ids, do)
     left.waiting_objects += left.objects  # nothing is collected here, however old it is
     left.waiting_bytes += left.bytes
     if as_json:
-        typer.echo(json.dumps({**_waiting(left), "failures": failures}))
+        found = {**_waiting(left), "stopped": done < len(thread_ids), "failures": failures}
+        typer.echo(json.dumps(found))
     else:
         _say_waiting(**_waiting(left))
+    _say_rest(done, thread_ids)
     _say_failures(failures)
-    _end(failures)
+    _end(failures, done < len(thread_ids))
 
 
 @app.command()
 def delete(url: Url, thread_ids: ThreadIds, store_option: StoreOption = None) -> None:
     """Remove threads, with all of their objects."""
     with _store(url, store_option) as store:
-        failures = _failures_of(thread_ids, lambda thread_id: store.run(store.engine.delete(thread_id)))
+        failures, done = _each_thread(thread_ids, lambda thread_id: store.run(store.engine.delete(thread_id)))
+    _say_rest(done, thread_ids)
     _say_failures(failures)
-    _end(failures)
+    _end(failures, done < len(thread_ids))
 
 
 @app.command()
@@ -270,16 +292,18 @@ def gc(
         if not dry_run:
             check_grace(grace.total_seconds(), offline)
         failed: Callable[[str, LSMError], None] = lambda key, error: failures.update({key: str(error)})  # noqa: E731
-        freed = store.run(store.engine.collect(grace.total_seconds(), dry_run, failed))
+        freed = Collected()
+        stopped = _stopped(store, store.engine.collect(grace.total_seconds(), dry_run, failed, freed))
     if as_json:
-        found = {"freed_objects": freed.objects, "freed_bytes": freed.bytes, **_waiting(freed), "failures": failures}
-        typer.echo(json.dumps(found))
+        found = {"freed_objects": freed.objects, "freed_bytes": freed.bytes, **_waiting(freed)}
+        typer.echo(json.dumps({**found, "stopped": stopped, "failures": failures}))
     else:
         verb = "would be" if dry_run else "were"
+        _say_stopped(stopped)
         typer.echo(f"{freed.objects:,} objects of {_size(freed.bytes)} {verb} removed")
         _say_waiting(**_waiting(freed))
     _say_failures(failures)
-    _end(failures)
+    _end(failures, stopped)
 
 
 @app.command()
@@ -296,12 +320,14 @@ def verify(
         def each(report: Report) -> None:
             progress(None, f"{report.thread_id}: {report.problems[0]}" if report.problems else None)
 
-        found = store.run(verify_store(store.engine.process, each, repair, concurrency or 4))
+        found = StoreReport()
+        stopped = _stopped(store, verify_store(store.engine.process, each, repair, concurrency or 4, found))
     if as_json:
-        typer.echo(json.dumps(asdict(found)))
+        typer.echo(json.dumps({**asdict(found), "stopped": stopped}))
     else:
+        _say_stopped(stopped)
         _say_report(found, repair)
-    _end(found.problems)
+    _end(found.problems, stopped)
 
 
 @app.command()
@@ -321,7 +347,7 @@ def stats(
         else:
             found = store.run(store_stats(process))
     _say_stats(found, as_json)
-    _end(found.failures)
+    _end(found.failures, False)
 
 
 # Running.
@@ -336,6 +362,9 @@ def _refusing() -> Iterator[None]:
     """Errors as a user wants to read them, with the exit code that they have."""
     try:
         yield
+    except Stopped as error:
+        typer.echo("stopped", err=True)
+        raise typer.Exit(_INTERRUPTED) from error
     except LSMError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from error
@@ -345,13 +374,77 @@ def _refusing() -> Iterator[None]:
 
 @contextmanager
 def _store(url: str, store_option: list[str] | None) -> Iterator[Store]:
-    with _refusing(), Store(url, settings.store_options(store_option or ())) as store:
+    options = settings.store_options
+    with _refusing(), _stoppable() as stop, Store(url, options(store_option or ()), stop=stop) as store:
         store.expect()
         yield store
 
 
+def _stopped(store: Store, steps: Steps[Any]) -> bool:
+    """Run steps. Answers whether they were stopped."""
+    try:
+        store.run(steps)
+    except Stopped:
+        return True
+    return False
+
+
 @contextmanager
-def _executor(url: str, concurrency: int | None, dask: Any) -> Iterator[Executor | Any]:
+def _stoppable() -> Iterator[Stop]:
+    """What an interrupt asks to stop. Where interrupts are ignored, as in what a shell runs in the background, they
+    stay so."""
+    stop = Stop(get_context("spawn").RawValue("b", 0))
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.SIG_IGN or threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+
+    def interrupted(*_: Any) -> None:  # between any two instructions of the main thread, which may hold any lock
+        if stop.asked:
+            _end_at_once()
+        stop.ask()
+        os.write(2, f"{_STOPPING}\n".encode())
+
+    signal.signal(signal.SIGINT, interrupted)
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _end_at_once() -> NoReturn:
+    for child in active_children():
+        child.kill()
+    if os.isatty(2):
+        os.write(2, _SHOW_CURSOR)
+    os._exit(_INTERRUPTED)
+
+
+class _Pool(ProcessPoolExecutor):
+    """Processes that no interrupt reaches: a terminal sends it to them, too. They inherit that from who starts them,
+    so that it holds from their first instruction, and are told to stop by a flag."""
+
+    def __init__(self, size: int | None, stop: Stop):
+        super().__init__(size, get_context("spawn"), heed, (stop.flag,))
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        with _no_interrupt():
+            return super().submit(fn, *args, **kwargs)
+
+
+@contextmanager
+def _no_interrupt() -> Iterator[None]:
+    """Put interrupts off. What is started meanwhile never gets one."""
+    resource_tracker.ensure_running()  # it would be started with the first process, and let interrupts in
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _executor(url: str, concurrency: int | None, dask: Any, stop: Stop) -> Iterator[Executor | Any]:
     """Where the work is done; `None` for here."""
     if dask is not None:
         try:
@@ -361,18 +454,18 @@ def _executor(url: str, concurrency: int | None, dask: Any) -> Iterator[Executor
         _quiet(logging.getLogger("distributed"))
         with ExitStack() as stack:
             if dask == "local":
-                dask = stack.enter_context(
-                    distributed.LocalCluster(
+                with _no_interrupt():
+                    cluster = distributed.LocalCluster(
                         n_workers=concurrency,
                         threads_per_worker=1,
                         dashboard_address=":0",
                         silence_logs=logging.WARNING,
                     )
-                )
+                dask = stack.enter_context(cluster)
             yield stack.enter_context(distributed.Client(dask))
     elif url.startswith("file:") and (concurrency or 1) > 1:
         # Rewriting local files keeps a core busy. Spawned, since this process has threads already.
-        with ProcessPoolExecutor(concurrency, get_context("spawn")) as pool:
+        with _Pool(concurrency, stop) as pool:
             yield pool
     else:
         yield None
@@ -390,18 +483,23 @@ def _refuse(message: str) -> NoReturn:
     raise typer.Exit(2)
 
 
-def _failures_of(thread_ids: list[str], do: Callable[[str], None]) -> dict[str, str]:
-    """What went wrong, by thread, where something is done for each."""
+def _each_thread(thread_ids: list[str], do: Callable[[str], None]) -> tuple[dict[str, str], int]:
+    """Do something for each thread. Answers what went wrong, by thread, and for how many threads it was done until all
+    were through or it was stopped."""
     failures: dict[str, str] = {}
-    for thread_id in thread_ids:
+    for done, thread_id in enumerate(thread_ids):
         try:
             do(thread_id)
+        except Stopped:
+            return failures, done
         except LSMError as error:
             failures[thread_id] = str(error)
-    return failures
+    return failures, len(thread_ids)
 
 
-def _end(failures: Any) -> None:
+def _end(failures: Any, stopped: bool) -> None:
+    if stopped:
+        raise typer.Exit(_INTERRUPTED)
     if failures:
         raise typer.Exit(1)
 
@@ -459,11 +557,22 @@ def _say_failures(failures: dict[str, str]) -> None:
         typer.echo(f"failed: {name}: {failure}", err=True)
 
 
+def _say_stopped(stopped: bool) -> None:
+    if stopped:
+        typer.echo("stopped before the end; until then:")
+
+
+def _say_rest(done: int, thread_ids: list[str]) -> None:
+    if rest := thread_ids[done:]:
+        typer.echo(f"stopped: {done:,} threads are done, and left are {', '.join(map(repr, rest))}", err=True)
+
+
 def _say_summary(summary: Summary, dry_run: bool, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps({**asdict(summary), "dry_run": dry_run}))
         return
     would = "would be " if dry_run else ""
+    _say_stopped(summary.stopped)
     typer.echo(
         f"{summary.threads:,} threads, of which {summary.unchanged:,} were in shape and {summary.looked_at:,} looked "
         f"at in {summary.seconds:.1f} s"

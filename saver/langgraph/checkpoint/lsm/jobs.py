@@ -5,13 +5,15 @@ Rules of this module:
 - It opens stores, and decides where the work on each thread runs: here, on an executor, or on a Dask cluster. What is
   done to a thread is the engine's (`lsm.sweep`).
 - A task is one thread. It is idempotent, so that it may be retried, and carries no more than an address.
+- Whoever is asked to stop (`lsm.stop`) begins no other thread, leaves those under way at their next request, and says
+  what it has done. An interrupt asks for it, too, so that nothing goes on behind the back of who was interrupted.
 """
 
 from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
 from datetime import timedelta
 from functools import lru_cache
@@ -27,6 +29,7 @@ from lsm.format.names import ROOT_KEY
 from lsm.retention import Retention
 from lsm.root import refuse_nested
 from lsm.steps import Get, Steps
+from lsm.stop import Flag, Stop
 from lsm.storage import open_storage
 from lsm.sweep import Options, Outcome, Summary, Sweep, failed, sweep, tend
 
@@ -36,6 +39,8 @@ _CACHE = 64 << 20
 _WIDTH = 4
 _TASKS = 256
 _RETRIES = 3
+_NOTICE = 0.2
+"""Seconds until a request to stop is noticed by who waits for tasks."""
 
 Progress = Callable[[Outcome, int], None]
 """Told what was done for each thread, and how many threads there are to do in all."""
@@ -49,6 +54,7 @@ class Store:
         store_options: As there.
         retention: What expires.
         compression: How new blocks are compressed.
+        stop: Asks what it runs to end early.
 
     Raises:
         ValueError: If the address or the options make no sense.
@@ -60,7 +66,9 @@ class Store:
         store_options: Mapping[str, Any] | None = None,
         retention: Retention | None = None,
         compression: Compression = "zstd",
+        stop: Stop | None = None,
     ):
+        self.stop = stop or Stop()
         self.storage = open_storage(url, store_options=store_options)
         self.runtime = Runtime(self.storage)
         self.engine = Engine(
@@ -74,8 +82,20 @@ class Store:
         )
 
     def run(self, steps: Steps[T]) -> T:
-        """Run steps to their end; their requests side by side, where the store is remote."""
-        return self.runtime.run(steps) if self.storage.local else self.runtime.submit(steps).result()
+        """Run steps until they are asked to stop; their requests side by side, where the store is remote.
+
+        Raises:
+            lsm.stop.Stopped: If they were asked.
+        """
+        return self.finish(self.stop.unless_asked(steps))
+
+    def finish(self, steps: Steps[T]) -> T:
+        """Run steps to their end, whatever they make of being asked to stop. An interrupt asks for that."""
+        try:
+            return self.runtime.run(steps) if self.storage.local else self.runtime.submit(steps).result()
+        except KeyboardInterrupt:
+            self.stop.ask()
+            raise
 
     def expect(self) -> None:
         """See that there is a store.
@@ -84,8 +104,8 @@ class Store:
             lsm.errors.NotFound: If nothing was ever written there.
             lsm.errors.NestedStoreError: If it lies in the folders of another.
         """
-        self.runtime.run(refuse_nested(self.storage.url))
-        if self.runtime.run(_get(ROOT_KEY)) is None:
+        self.finish(refuse_nested(self.storage.url))
+        if self.finish(_get(ROOT_KEY)) is None:
             raise NotFound(
                 f"{self.storage.url}: there is no store here: {ROOT_KEY} is missing, which the first write makes. "
                 "Check the address.",
@@ -125,6 +145,7 @@ def compact_store(
     concurrency: int | None = None,
     executor: Executor | Any = None,
     progress: Progress | None = None,
+    stop: Stop | None = None,
 ) -> Summary:
     """Bring all threads of a store into shape: merge segments, remove what has expired, then what is garbage.
 
@@ -146,6 +167,8 @@ def compact_store(
         executor: Where to do it: any `concurrent.futures.Executor`, or a Dask `Client`; here, if left out. Processes
             that work on an object store must be spawned, not forked.
         progress: Told what was done for each thread, and how many there are to do in all.
+        stop: Asks for an early end, from any thread or signal handler: `stop.ask()`. No other thread is begun; those
+            under way are left at their next request, other than in the processes of an executor, which finish them.
 
     Returns:
         What was done, with the threads that failed by name: these do not stop the others.
@@ -173,55 +196,121 @@ def compact_store(
         check_grace(grace.total_seconds(), offline)
     if executor is not None and not isinstance(executor, ThreadPoolExecutor) and url.startswith("memory:"):
         raise ValueError(f"{url!r} is in the memory of this process, where no other process can work on it")
-    with Store(url, store_options, retention, compression) as store:
+    with Store(url, store_options, retention, compression, stop) as store:
         store.expect()
         if executor is None:
-            return store.run(sweep(store.engine, options, concurrency or _WIDTH, progress))
-        if not isinstance(executor, Executor):  # a Dask client: its futures would not be those of the library
-            executor = executor.get_executor(pure=False, retries=_RETRIES)
+            return store.finish(sweep(store.engine, options, concurrency or _WIDTH, progress, store.stop))
         task = pickle.dumps((url, dict(store_options or {}) or None, retention, compression))
-        return _distribute(store, options, executor, task, concurrency or _TASKS, progress)
+        width = concurrency or _TASKS
+        if isinstance(executor, Executor):
+            here = store.stop if isinstance(executor, ThreadPoolExecutor) else None
+            return _distribute(store, options, executor, (task, here), width, progress, _cancel)
+        job = os.urandom(8)
+        # Its own futures would not be those of the library.
+        tasks = executor.get_executor(pure=False, retries=_RETRIES)
+        return _distribute(store, options, tasks, (task, job), width, progress, lambda _: _tell(executor, job))
 
 
 def _distribute(
-    store: Store, options: Options, executor: Executor, task: bytes, width: int, progress: Progress | None
+    store: Store,
+    options: Options,
+    executor: Executor,
+    task: tuple[bytes, Stop | bytes | None],
+    width: int,
+    progress: Progress | None,
+    end: Callable[[Iterable[Future[Outcome]]], None],
 ) -> Summary:
-    """Sweep a store with tasks on an executor, of which it has `width` at a time."""
-    one = Sweep(options, store.engine.retention)
-    keys = store.run(one.plan())
+    """Sweep a store with tasks on an executor, of which it has `width` at a time. `end` is given those under way when
+    it is asked to stop."""
+    stop = store.stop
+    one = Sweep(options, store.engine.retention, stop)
+    keys = store.finish(one.plan())
     under_way: dict[Future[Outcome], str] = {}
+    ended = False
 
     def settle(outcome: Outcome) -> None:
         one.settle(outcome)
-        if progress is not None:
+        if progress is not None and not outcome.stopped:
             progress(outcome, len(keys))
 
     def settle_some() -> None:
-        for future in wait(under_way, return_when=FIRST_COMPLETED).done:
-            key, error = under_way.pop(future), future.exception()
-            settle(failed(key, error) if error is not None else future.result())
+        nonlocal ended
+        if stop.asked and not ended:
+            ended = True
+            end(under_way)
+        done = {future for future in under_way if future.cancelled()}
+        for future in done or wait(under_way, _NOTICE, FIRST_COMPLETED).done:
+            key = under_way.pop(future)
+            if future.cancelled():
+                settle(Outcome(key, stopped=True))
+            elif (error := future.exception()) is not None:
+                settle(failed(key, error))
+            else:
+                settle(future.result())
 
     try:
         for key in keys:
-            if len(under_way) >= width:
+            while len(under_way) >= width:
                 settle_some()
-            if store.run(one.has_time()):
+            if store.finish(one.may_begin()):
                 try:
-                    under_way[executor.submit(_tend_at, task, key, options)] = key
+                    under_way[executor.submit(_tend_at, *task, key, options)] = key
                 except RuntimeError as error:  # its processes have died
                     settle(failed(key, error))
         while under_way:
             settle_some()
-    finally:
-        for future in under_way:
-            future.cancel()
-    return store.run(one.close())
+    except BaseException:
+        stop.ask()
+        end(under_way)
+        raise
+    return store.finish(one.close())
 
 
-def _tend_at(task: bytes, key: str, options: Options) -> Outcome:
+def _cancel(futures: Iterable[Future[Outcome]]) -> None:
+    for future in futures:
+        future.cancel()
+
+
+def _tell(client: Any, job: bytes) -> None:
+    """Tell all workers of a Dask cluster that a job is to end. To cancel its tasks would leave them running."""
+    client.run(_end_job, job, on_error="ignore")
+
+
+def heed(flag: Flag) -> None:
+    """Have the tasks of this process end when a flag is set: what a pool's processes begin with."""
+    global _told  # noqa: PLW0603 (the tasks of a process have nothing else in common)
+    _told = Stop(flag)
+
+
+_told = Stop()
+_ended_jobs: set[bytes] = set()
+
+
+class _JobsFlag:
+    """Whether a job was told to end on this worker."""
+
+    def __init__(self, job: bytes):
+        self._job = job
+
+    @property
+    def value(self) -> bool:
+        return self._job in _ended_jobs
+
+    @value.setter
+    def value(self, _: Any) -> None:
+        _ended_jobs.add(self._job)
+
+
+def _tend_at(task: bytes, stop: Stop | bytes | None, key: str, options: Options) -> Outcome:
     """One task, wherever it runs."""
+    if isinstance(stop, bytes):
+        stop = Stop(_JobsFlag(stop))
     store = _opened(task)
-    return store.run(tend(store.engine, key, options))
+    return store.finish((stop or _told).unless_asked(tend(store.engine, key, options)))
+
+
+def _end_job(job: bytes) -> None:
+    _ended_jobs.add(job)
 
 
 @lru_cache(maxsize=4)
