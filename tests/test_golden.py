@@ -128,6 +128,6 @@ def test_the_example_in_the_documentation() -> None:
     [frame] = found.frames
     assert (header.thread_id, header.seq, header.segments) == ("t", 0, ())
     [writes] = frame.records
-    described: Any = (frame.commit, frame.seq, writes.namespace, writes.id, writes.entries)
-    assert described == ((b"writer01", 1), 1, "", "c1", ((0, "ch"),))
-    assert unseal(body[24 : end - 8], header.incarnation, "docs").startswith(b"\x9d\xa1t\0\2")
+    described: Any = (frame.commit, frame.seq, writes.namespace, writes.id, writes.runs)
+    assert described == ((b"writer01", 1), 1, "", "c1", ((0, 1, "ch"),))
+    assert unseal(body[24 : end - 8], header.incarnation, "docs").startswith(b"\xdc\0\x10\xa1t\0\2")
