@@ -374,7 +374,7 @@ MACHINES = pytest.mark.parametrize("machine", [Comparison, ComparisonOnFiles])
 FAST = settings(
     max_examples=25, stateful_step_count=20, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
 )
-LONG = settings(FAST, max_examples=1000, stateful_step_count=60)
+LONG = settings(FAST, max_examples=200, stateful_step_count=60, derandomize=False, print_blob=True)
 
 
 @MACHINES

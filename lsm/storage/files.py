@@ -294,7 +294,8 @@ class FileStorage:
 
     def _append_to(self, descriptor: int, state: os.stat_result, new: bytes, mark: int) -> None:
         at, size, suspect = len(new) - mark if self._fsync else len(new), state.st_size, False
-        _claim(descriptor, size, fcntl.F_WRLCK)
+        if self._fsync:  # else it is visible and confirmed at once
+            _claim(descriptor, size, fcntl.F_WRLCK)
         try:
             _write(descriptor, memoryview(new)[:at], size)
             suspect = True
@@ -311,7 +312,8 @@ class FileStorage:
                 _stamp(descriptor)
             raise
         finally:
-            _claim(descriptor, size, fcntl.F_UNLCK)
+            if self._fsync:
+                _claim(descriptor, size, fcntl.F_UNLCK)
 
     def _delete(self, request: Delete) -> None:
         by_folder: dict[str, list[str]] = {}
