@@ -5,7 +5,7 @@ Rules of this module:
 - Requests and bytes are counted where they reach the storage; rounds where the steps ask for them, for only there can
   be seen what was asked side by side.
 - A request is a round. An `All` is as many rounds as the item that takes most, and steps as many as they take one after
-  the other. `Now`, `Sleep` and `Wait` are none: who waits for another's commit is not charged for it.
+  the other. `Now`, `Monotonic`, `Sleep` and `Wait` are none: who waits for another's commit is not charged for it.
 - Steps are counted by steps around them (`_metered`), so that the engine's own drivers run them: what is counted is
   what users get.
 """
@@ -27,6 +27,7 @@ from lsm.steps import (
     Delete,
     Found,
     GetRanges,
+    Monotonic,
     Now,
     PutIf,
     Sleep,
@@ -205,5 +206,5 @@ def _split(request: Any) -> tuple[Any, list[_Meter]]:
     meter = _Meter()
     if type(request) is GeneratorType:
         return _metered(request, meter), [meter]
-    meter.rounds = 0 if isinstance(request, Now | Sleep | Wait) else 1
+    meter.rounds = 0 if isinstance(request, Monotonic | Now | Sleep | Wait) else 1
     return request, [meter]
