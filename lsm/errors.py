@@ -3,6 +3,7 @@
 Rules of this module:
 
 - Every error that the project raises derives from `LSMError`; wrong calls are `ValueError` / `TypeError`.
+- Every error can be copied and pickled, with its attributes.
 - A message says what happened, to which thread and object, and what to do.
 - `StorageError` and below are what a storage backend reports of one request; `lsm.commit` turns a
   conflict into a retry, so that callers see the other errors only.
@@ -10,9 +11,17 @@ Rules of this module:
 
 from __future__ import annotations
 
+from copyreg import __newobj__  # type: ignore[attr-defined]
+from typing import Any
+
 
 class LSMError(Exception):
     """Base of all errors that this project raises on purpose."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """One error is given to several callers, and to other processes: a copy is as it was, without asking the class,
+        whose arguments may be others, to make it anew."""
+        return __newobj__, (type(self), *self.args), self.__dict__
 
 
 class CommitTimeout(LSMError):
@@ -44,9 +53,6 @@ class ConcurrentRunError(LSMError):
         self.namespace = namespace
         self.expected = expected
         self.found = found
-
-    def __reduce__(self) -> tuple[type[ConcurrentRunError], tuple[str, str, str | None, str | None]]:
-        return type(self), (self.thread_id, self.namespace, self.expected, self.found)
 
 
 class IncompleteWritesError(LSMError):
@@ -80,9 +86,6 @@ class StorageError(LSMError):
     def __init__(self, message: str, key: str | None = None):
         super().__init__(message)
         self.key = key
-
-    def __reduce__(self) -> tuple[type[StorageError], tuple[str, str | None]]:
-        return type(self), (str(self), self.key)
 
 
 class NotFound(StorageError):

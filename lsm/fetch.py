@@ -25,7 +25,7 @@ class SegmentGone(LSMError):
     """A segment of the view is not there any more: the view is old, or the store is damaged."""
 
     def __init__(self, info: SegmentInfo):
-        super().__init__(info.ulid)
+        super().__init__(f"segment {info.ulid} is gone")
         self.info = info
 
 
