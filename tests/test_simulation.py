@@ -314,6 +314,14 @@ FAULTS = [
         "is found by its id only|differs in|is missing in a listing|is lost",
     ),
     Fault(
+        "what a listing has chosen is looked for from the top",
+        "lsm.listing:_Snapshot.find",
+        "found = results((yield All(lookups)))",
+        "newest = yield from Scan(self._process, self._thread, self.view).next(len(keys))\n"
+        "    found = [each for each in newest if (each.checkpoint.namespace, each.checkpoint.id) in keys]",
+        "is missing in a listing",
+    ),
+    Fault(
         "a chain ends before its seed",
         "lsm.history:walk",
         "            walks[channel].chain.append(item)\n",

@@ -158,39 +158,44 @@ class Cast:
         return stored
 
     def browse(
-        self, node: Node, name: str, thread: str, namespace: str | None, count: int, pause: Callable[[], float]
+        self,
+        node: Node,
+        name: str,
+        thread: str | None,
+        namespace: str | None,
+        count: int,
+        pause: Callable[[], float],
     ) -> Steps[list[Stored]]:
-        """List checkpoints to the end, and have them judged."""
+        """List the checkpoints of a thread, or of all, to the end, and have them judged."""
         began = self.world.now
         listing: list[Listing] = []
-        found: list[Stored] = []
+        found: list[tuple[str, Stored]] = []
 
         def batch(engine: Engine) -> Steps[Any]:
             if not listing:
-                listing.append(engine.list([thread], namespace))
+                listing.append(engine.list(None if thread is None else [thread], namespace))
             return listing[0].next(count)
 
-        opened = 0.0
         while True:
-            answer = yield from self.call(node, name, "list", thread, batch, namespace=namespace)
-            opened = opened or self.world.now
+            answer = yield from self.call(node, name, "list", thread or "*", batch, namespace=namespace)
             if not answer:
                 break
             for of, stored in answer:
-                if of != thread or namespace not in (None, stored.namespace):
+                if thread not in (None, of) or namespace not in (None, stored.namespace):
                     raise Violation(f"a listing of {thread}, {namespace!r} shows {of}, {stored.namespace!r}")
-                self.oracle.observe_checkpoint(thread, stored, began, self.world.now)
-                found.append(stored)
+                self.oracle.observe_checkpoint(of, stored, began, self.world.now)
+            found += answer
             if seconds := pause():
                 yield Sleep(seconds)
-        keys = [(stored.id, stored.namespace) for stored in found]
-        if len(set(keys)) < len(keys) or [id_ for id_, _ in keys] != sorted((id_ for id_, _ in keys), reverse=True):
-            raise Violation(f"a listing of {thread} is out of order, or repeats itself: {keys}")
-        given = {(space, id_) for id_, space in keys}
-        for space, id_ in self.oracle.certain_checkpoints(thread, namespace, began):
-            if (space, id_) not in given:
-                raise Violation(f"checkpoint {id_} of thread {thread}, namespace {space!r}, is missing in a listing")
-        return found
+        given = {(of, stored.namespace, stored.id) for of, stored in found}
+        ids = [stored.id for _, stored in found]
+        if len(given) < len(found) or ids != sorted(ids, reverse=True):
+            raise Violation(f"a listing of {thread} is out of order, or repeats itself: {ids}")
+        for of in list(self.threads) if thread is None else [thread]:
+            for space, id_ in self.oracle.certain_checkpoints(of, namespace, began):
+                if (of, space, id_) not in given:
+                    raise Violation(f"checkpoint {id_} of thread {of}, namespace {space!r}, is missing in a listing")
+        return [stored for _, stored in found]
 
     def _read(self, actor: Actor, node: Node, random: Random) -> Steps[None]:
         for _ in range(actor.size):
@@ -209,6 +214,12 @@ class Cast:
 
         namespace = random.choice((None, ""))
         yield from self.browse(node, _name(actor), actor.thread, namespace, random.choice((1, 3)), pause)
+
+    def _linger(self, actor: Actor, node: Node, random: Random) -> Steps[None]:
+        """A listing, between two answers of which there is time for all that the others do."""
+        pauses = iter([*[0.0] * random.randrange(3), self.world.grace * 3])
+        thread, namespace = random.choice((None, actor.thread)), random.choice((None, "", ""))
+        yield from self.browse(node, _name(actor), thread, namespace, random.choice((1, 3)), lambda: next(pauses, 0.0))
 
     # Caretakers.
 

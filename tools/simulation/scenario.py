@@ -93,6 +93,7 @@ _ROLES = {
     "delete": 0.8,
 }
 _LATER_ROLES = {"copy": 3, "delete_runs": 2, "expire": 2, "read": 2, "collect": 1}
+_OUTLIVED = ("chat", "linger", "linger", "flush", "compact", "compact", "collect", "collect")
 _HIGHEST_STOP = 0.01
 
 
@@ -148,7 +149,21 @@ def make(seed: int | str) -> Scenario:
         random.random() < 0.15,
         hasty,
     )
-    return _with_more(plain, Random(f"more {seed}"))
+    return _with_listings(_with_more(plain, Random(f"more {seed}")), Random(f"listings {seed}"))
+
+
+def _with_listings(plain: Scenario, random: Random) -> Scenario:
+    """A scenario, perhaps with listings in its last phase that outlive what they read: it is merged and collected."""
+    if random.random() < 0.8:
+        return plain
+    *phases, last = plain.phases
+    thread = random.choice(last).thread
+    actors = [
+        Actor(751 + at, role, random.randrange(plain.nodes), thread, random.choice((2, 3)))
+        for at, role in enumerate(_OUTLIVED)
+    ]
+    cache = random.choice((0, 3_000, plain.cache_bytes))
+    return replace(plain, phases=(*phases, (*last, *actors)), cache_bytes=cache)
 
 
 def _with_more(plain: Scenario, random: Random) -> Scenario:
