@@ -245,16 +245,21 @@ def test_a_call_from_python_that_is_interrupted_leaves_nothing_running(place: Pl
     assert place.does("compact")["left"] == 0
 
 
+def fill_many(folder: Path) -> None:
+    """More threads than a command gets through until it is interrupted."""
+    with LSMSaver.from_conn_string(folder.as_uri(), compaction="off", compression="none", fsync=False) as saver:
+        for number in range(120):
+            for _ in range(9):
+                chain(saver, f"thread-{number}", [{"value": number}])
+                saver.flush(f"thread-{number}")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("where", [["--concurrency", "2"], ["--dask", "local", "--concurrency", "2"]], ids=" ".join)
 @pytest.mark.parametrize("begun", [False, True], ids=["at the start", "at work"])
 def test_processes_of_a_command_end_with_it(tmp_path: Path, where: list[str], begun: bool) -> None:
     """A terminal interrupts all of its processes, and only the first of them has something to say."""
-    with LSMSaver.from_conn_string(tmp_path.as_uri(), compaction="off", compression="none", fsync=False) as saver:
-        for number in range(120):
-            for _ in range(9):
-                chain(saver, f"thread-{number}", [{"value": number}])
-                saver.flush(f"thread-{number}")
+    fill_many(tmp_path)
     objects = set(tmp_path.glob("segments/*/*/*"))
     assert len(objects) == 1080
     words = ["compact", tmp_path.as_uri(), *where, "--json"]
@@ -273,5 +278,21 @@ def test_processes_of_a_command_end_with_it(tmp_path: Path, where: list[str], be
     assert found["stopped"]
     assert found["left"] > 0
     assert found["failures"] == {}
+    assert as_json("verify", tmp_path.as_uri())["problems"] == {}
+    assert as_json("compact", tmp_path.as_uri())["left"] == 0
+
+
+@pytest.mark.slow
+def test_a_second_interrupt_ends_the_processes_of_a_command_too(tmp_path: Path) -> None:
+    fill_many(tmp_path)
+    words = ["compact", tmp_path.as_uri(), "--concurrency", "2"]
+    with running(_IN_TERMINAL + _COMMAND, {"words": words}, group=True) as process:
+        read_until(process, "begun")
+        os.killpg(process.pid, signal.SIGINT)
+        read_until(process, "stopping: ")
+        os.killpg(process.pid, signal.SIGINT)
+        output, errors = process.communicate(timeout=20)  # whoever is left would hold the other end of these
+    assert (process.returncode, output) == (130, "")
+    assert "Traceback" not in errors
     assert as_json("verify", tmp_path.as_uri())["problems"] == {}
     assert as_json("compact", tmp_path.as_uri())["left"] == 0

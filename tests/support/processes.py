@@ -4,16 +4,19 @@ Rules of this module:
 
 - The code is a script's text; it gets one argument, a JSON object, as `ARGS`. It runs with the same interpreter
   and import path as the tests.
-- A process that outlives its `with` block is killed; one that takes too long fails the test.
+- A process that outlives its `with` block is killed, with the group that it leads; one that takes too long fails the
+  test.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +56,9 @@ def running(
     finally:
         if process.poll() is None:
             process.kill()
+        if group:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
 
 
