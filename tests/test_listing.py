@@ -126,6 +126,18 @@ def test_a_listing_that_outlives_one_collection_after_another_is_whole(savers: t
     assert [each.checkpoint["id"] for each in found] == ids(made)[::-1]
 
 
+def test_what_a_listing_has_not_come_to_may_be_collected(savers: tuple[LSMSaver, LSMSaver]) -> None:
+    """Of one namespace, a listing reads no further than it must: the index of what is older is gone when it comes."""
+    lister, other = savers
+    made = []
+    for number in range(240):
+        made.append(put(other, at("a"), {"text": noise(number)}))
+        if number % 40 == 39:
+            other.flush("a")
+    found = interrupted(lister.list(at("a")), 1, lambda: collected(other))
+    assert [each.checkpoint["id"] for each in found] == ids(made)[::-1]
+
+
 def test_a_thread_that_is_deleted_half_way_takes_only_its_own(savers: tuple[LSMSaver, LSMSaver]) -> None:
     lister, other = savers
     made = filled(other, 300)
