@@ -25,10 +25,10 @@ from datetime import UTC, datetime
 from lsm.errors import Conflict, CorruptionError, LSMError, Throttled, Unavailable
 from lsm.flush import rebased
 from lsm.format.names import MANIFESTS, SEGMENTS, manifest_key, segments_prefix, thread_id_of
-from lsm.limits import WRITERS_MARGIN
+from lsm.limits import TOMBSTONE, WRITERS_MARGIN
 from lsm.process import Process, Thread, refresh
 from lsm.removal import clear, may_be_tombstone
-from lsm.steps import Delete, Entry, Get, Now, PutIf, Steps
+from lsm.steps import Delete, Entry, Get, Now, PutIf, Sleep, Steps
 from lsm.view import View, open_view
 from lsm.walk import AT_ONCE, Manifests, list_all, thread_id_at
 
@@ -139,8 +139,6 @@ def collect(
     total = Collected() if total is None else total
     for prefix in _STRAYS:
         yield from _remove(process, (yield from list_all(prefix)), None, grace, dry_run, total)
-    if not process.conditional_deletes:
-        yield from _clear_tombstones(process, grace, dry_run, total)
     by_folder: dict[str, list[Entry]] = {}
     for entry in (yield from list_all(SEGMENTS)):
         by_folder.setdefault(entry.key.rsplit("/", 1)[0], []).append(entry)
@@ -153,33 +151,53 @@ def collect(
             if failed is None:
                 raise
             failed(manifest, error)
+    if not process.conditional_deletes:
+        yield from _clear_tombstones(process, grace, dry_run, total)
     return total
 
 
 def _clear_tombstones(process: Process, grace: float, dry_run: bool, total: Collected) -> Steps[None]:
-    """Remove the tombstones that processes left which died while they removed a thread."""
+    """Remove the tombstones that processes left which died while they removed a thread. No wall clock tells that they
+    did, only that this process has watched a tombstone for long enough: where there are any, that takes two minutes."""
+    left: list[tuple[Entry, Thread]] = []
     now = yield Now()
     manifests = Manifests()
     while not manifests.done:
         for entry in (yield from manifests.next()):
-            if not may_be_tombstone(entry):
-                continue
-            try:
-                thread_id = yield from thread_id_at(process, entry.key)
-                thread = process.thread(thread_id) if thread_id is not None else None
-                view = (yield from refresh(process, thread)) if thread is not None else None
-            except LSMError:  # it is told where its segments are looked at
-                continue
-            if thread is None or view is not None or thread.tombstone is None:
+            thread = (yield from _ended(process, entry)) if may_be_tombstone(entry) else None
+            if thread is None:
                 continue
             if entry.modified > now - grace:
                 total.wait(entry, entry.modified + grace)
-                continue
-            try:
-                if dry_run or (yield from clear(process, thread, thread.tombstone, 0.0)):
+            elif dry_run:
+                total.add(Collected(1, entry.size))
+            else:
+                left.append((entry, thread))
+    if left:
+        yield Sleep(TOMBSTONE)
+    for entry, thread in left:
+        try:
+            if (yield from _ended(process, entry)) and thread.tombstone is not None:
+                cleared = yield from clear(process, thread, thread.tombstone)
+                if cleared:
                     total.add(Collected(1, entry.size))
-            except (Conflict, Throttled, Unavailable):
-                total.wait(entry, now)
+                else:
+                    total.wait(entry, now + grace)
+        except (Conflict, Throttled, Unavailable):
+            total.wait(entry, now + grace)
+
+
+def _ended(process: Process, entry: Entry) -> Steps[Thread | None]:
+    """The thread of a manifest that is a tombstone."""
+    try:
+        thread_id = yield from thread_id_at(process, entry.key)
+        if thread_id is None:
+            return None
+        thread = process.thread(thread_id)
+        view = yield from refresh(process, thread)
+    except LSMError:  # it is told where its segments are looked at
+        return None
+    return thread if view is None and thread.tombstone is not None else None
 
 
 def _view_of(process: Process, manifest: str) -> Steps[View | None]:
