@@ -116,6 +116,9 @@ def test_a_tombstone_that_was_left_counts_for_nothing_and_is_collected(
     assert run(store_stats(engine.process)).threads == run(verify_store(engine.process)).threads == 0
     found = run(engine.collect(3600.0))
     assert (found.objects, found.waiting_objects) == (0, 1)
+    monkeypatch.setattr("lsm.collect.TOMBSTONE", 0.0)
+    assert run(engine.collect(-5.0)).objects == 0, "it has not been watched for long enough"
+    monkeypatch.setattr(removal.clear, "__defaults__", (0.0,))
     assert run(engine.collect(-5.0)).objects == 1
     assert run(engine.collect(-5.0)).objects == 0
     put(other, at("thread"), {"a": 2})

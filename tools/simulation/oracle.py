@@ -403,11 +403,13 @@ class Oracle:
         if history.mixed:
             return
         for other in history.ops:
-            happened = other.known < inf and not self._unsure(other, owner)
+            happened = other.known < inf and not self._unsure(other, owner) and not self._was_stray(other, owner)
             if happened and other not in seen and all(_precedes(other, op) for op in seen):
                 raise Violation(f"{what} shows {seen[0]}, but {other} came first")
-        if history.first is not None and history.first not in seen and not self._unsure(history.first, owner):
-            raise Violation(f"{what} shows {seen[0]}, where readers have seen {history.first}")
+        first = history.first
+        excused = first is None or first in seen or self._unsure(first, owner) or self._was_stray(first, owner)
+        if not excused:
+            raise Violation(f"{what} shows {seen[0]}, where readers have seen {first}")
         if len(seen) == 1:
             history.first = seen[0]
 
