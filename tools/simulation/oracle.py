@@ -500,7 +500,7 @@ class Oracle:
     def _was_stray(self, call: Op, owner: Cell) -> bool:
         """Whether writes may have been dropped because their checkpoint did not come within the grace."""
         puts = [op.known for op in self._cells[owner].ops] if owner in self._cells else []
-        return min(puts, default=inf) > call.began + 0.9 * self._grace
+        return min(puts, default=inf) > call.began + max(0.0, 0.9 * self._grace - self.spread)
 
 
 class _Empty:
