@@ -165,8 +165,8 @@ class Runtime:
         self.drain(timeout)
         with _lock:
             background, self._background = self._background, None
-        if background is not None:
-            background.stop()
+            if background is not None:
+                background.stop()
 
     def _threads(self) -> _Background:
         if self._background is None or self._background.process != os.getpid():
@@ -177,7 +177,10 @@ class Runtime:
 
 
 class _Threads:
-    """At most `size` daemon threads that run calls, in the process that made them. Callers hold `_lock`."""
+    """At most `size` daemon threads that run calls, in the process that made them. Callers hold `_lock`.
+
+    Once it is stopped, each call has a thread of its own: steps that waited at that time still have to go on.
+    """
 
     def __init__(self, size: int) -> None:
         self.process = os.getpid()
@@ -186,10 +189,11 @@ class _Threads:
         self._idle = threading.Semaphore(0)
         self._size = size
         self._count = 0
+        self._stopped = False
 
     def start(self, runtime: Runtime, steps: Steps[T]) -> Future[T]:
         """Raises `RuntimeError` where there is no thread and none can be started."""
-        detached: _Detached[T] = _Detached(self, runtime.storage, steps)
+        detached: _Detached[T] = _Detached(self, runtime, steps)
         _track(detached.outcome, self.under_way)
         try:
             self.submit(detached.go_on)
@@ -200,6 +204,10 @@ class _Threads:
 
     def submit(self, call: Callable[[], T]) -> Future[T]:
         """Raises `RuntimeError` where there is no thread and none can be started."""
+        future: Future[T] = Future()
+        if self._stopped:
+            threading.Thread(target=_fulfil, args=(future, call), name="lsm", daemon=True).start()
+            return future
         if not self._idle.acquire(blocking=False) and self._count < self._size:
             try:
                 threading.Thread(target=_work, args=(self._jobs, self._idle), name="lsm", daemon=True).start()
@@ -207,13 +215,13 @@ class _Threads:
             except RuntimeError:
                 if not self._count:
                     raise
-        future: Future[T] = Future()
         _track(future, self.under_way)
         self._jobs.put((future, call))
         return future
 
     def stop(self) -> None:
         if self.process == os.getpid():
+            self._stopped = True
             for _ in range(self._count):
                 self._jobs.put(None)
 
@@ -223,17 +231,17 @@ class _Detached(Generic[T]):
 
     Args:
         threads: The pool.
-        storage: Answers requests.
+        runtime: Whose steps they are. It is held on to, so that it does not end its threads meanwhile.
         steps: The steps.
 
     Attributes:
         outcome: Their result, or what they raised.
     """
 
-    def __init__(self, threads: _Threads, storage: Storage, steps: Steps[T]) -> None:
+    def __init__(self, threads: _Threads, runtime: Runtime, steps: Steps[T]) -> None:
         self.outcome: Future[T] = Future()
         self._threads = threads
-        self._storage = storage
+        self._runtime = runtime
         self._steps = steps
         self._answer: Any = None
         self._error: BaseException | None = None
@@ -254,7 +262,7 @@ class _Detached(Generic[T]):
                 return
             answer, error = None, None
             try:
-                answer = _answer(request, self._storage)
+                answer = _answer(request, self._runtime.storage)
             except BaseException as raised:  # noqa: BLE001 (the steps decide)
                 error = raised
 
@@ -282,8 +290,9 @@ class _Detached(Generic[T]):
         try:
             with _lock:
                 self._threads.submit(self.go_on)
-        except RuntimeError:  # an exiting interpreter starts no threads: it is done here
-            self.go_on()
+        except RuntimeError:  # an exiting interpreter starts no threads; and not here: whoever woke it may hold a lock
+            with suppress(RuntimeError):
+                _timer().call(0.0, self.go_on)
 
 
 class _Timer:

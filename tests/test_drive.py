@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import threading
@@ -402,6 +403,31 @@ def test_close_does_not_wait_for_ever(remote: Remote) -> None:
     with pytest.raises(CancelledError):
         future.result(20)
     assert seen == [asyncio.CancelledError]
+
+
+@pytest.mark.parametrize("waits", ["sleeps", "waits"])
+@pytest.mark.parametrize("ended", ["closed", "dropped"])
+def test_detached_steps_that_wait_end_although_their_runtime_has(ended: str, waits: str) -> None:
+    runtime, go = Runtime(open_storage("memory://")), Future[None]()
+    waiting = threading.Event()
+
+    def steps() -> Steps[str]:
+        yield Get("begun")
+        waiting.set()
+        yield Sleep(0.2) if waits == "sleeps" else Wait(go)
+        return (yield from create("done"))
+
+    future = runtime.submit(steps())
+    assert waiting.wait(20)
+    if ended == "closed":
+        runtime.close(timeout=0.01)
+    else:
+        del runtime
+        gc.collect()
+    for thread in lsm_threads():
+        thread.join(0.05)
+    go.set_result(None)
+    assert future.result(20) == "done"
 
 
 EXIT = """
