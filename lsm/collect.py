@@ -22,13 +22,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from lsm.errors import Conflict, CorruptionError, LSMError, Throttled, Unavailable
+from lsm.errors import Conflict, CorruptionError, Locked, LSMError, Throttled, Unavailable
 from lsm.flush import rebased
 from lsm.format.names import MANIFESTS, SEGMENTS, manifest_key, segments_prefix, thread_id_of
 from lsm.limits import TOMBSTONE, WRITERS_MARGIN
 from lsm.process import Process, Thread, refresh
 from lsm.removal import clear, may_be_tombstone
-from lsm.steps import Delete, Entry, Get, Now, PutIf, Sleep, Steps
+from lsm.steps import Delete, Entry, Get, Holder, Now, PutIf, Sleep, Steps
 from lsm.view import View, open_view
 from lsm.walk import AT_ONCE, Manifests, list_all, thread_id_at
 
@@ -258,6 +258,10 @@ def _fence(process: Process, view: View) -> Steps[bool]:
     after = rebased(view, header, process.compression, frames, header.seq)
     try:
         yield PutIf(view.key, b"".join(after.parts()), view.tag)
+    except Locked:
+        holder = (yield Holder(view.key)) or "another process"
+        logger.warning("%s is locked by %s: what nothing refers to there is left for another time", view.key, holder)
+        return False
     except (Conflict, Throttled, Unavailable):
         return False
     if view.dropped:

@@ -90,7 +90,7 @@ class Patience:
         if self._attempts < self._least or now - self._begun <= process.limits.commit_deadline:
             logger.debug("thread %r: %s is tried again (%s)", thread.id, self._what, problem)
             return
-        holder = (yield Holder(thread.key)) if process.appends and isinstance(problem, Locked) else None
+        holder = (yield Holder(problem.key or thread.key)) if isinstance(problem, Locked) else None
         raise self._timeout(
             f"thread {thread.id!r} in {process.url}: {self._what} ({thread.key}) did not succeed within "
             f"{process.limits.commit_deadline:g} s ({problem}{f' It is held by {holder}.' if holder else ''}); "

@@ -18,7 +18,7 @@ from langgraph.checkpoint.lsm import LSMSaver
 from lsm.engine import Engine
 from lsm.errors import CommitTimeout, Conflict, LSMError, Throttled, Unavailable
 from lsm.format.bloom import term_hash
-from lsm.format.names import manifest_key
+from lsm.format.names import manifest_key, segment_key
 from lsm.limits import OBJECTS
 from lsm.retention import Retention
 from lsm.steps import All, Append, Create, Delete, DeleteIf, Monotonic, Now, PutIf, Sleep
@@ -100,6 +100,22 @@ async def test_an_event_loop_goes_on_while_a_lock_is_tried(root: Path, stopped: 
         with pytest.raises(LSMError, match="stuck"):
             await deletion
         assert ticks > 10
+
+
+def test_a_collection_passes_by_a_locked_thread_and_says_so(
+    root: Path, stopped: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    orphans = {thread: root / segment_key(thread, f"{0:026}") for thread in ("stuck", "free")}
+    for orphan in orphans.values():
+        orphan.parent.mkdir(parents=True)
+        orphan.write_bytes(b"left by a crash")
+    with open_saver(root, 60) as saver:
+        found = saver._runtime.run(saver._engine.collect(0.0))
+    assert (found.objects, found.waiting_objects) == (1, 1)
+    assert {thread: orphan.exists() for thread, orphan in orphans.items()} == {"stuck": True, "free": False}
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(told) == 1
+    assert f"{manifest_key('stuck')} is locked by process {stopped} (" in told[0]
 
 
 # Every operation of the engine, on a clock of the test's own.
