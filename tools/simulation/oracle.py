@@ -273,8 +273,9 @@ class Oracle:
         if self._has_expired(cell, began):
             raise Violation(f"{what} is shown although it has expired")
         if stored.parent != op.about["parent"]:
-            parent = "c", thread, stored.namespace, op.about["parent"]
-            if stored.parent is not None or not self._may_be_gone(thread, parent, ended):
+            threads = (thread, *self._sources.get(thread, ()))  # a copy of what had lost its parent has none, either
+            cells: list[Cell] = [("c", of, stored.namespace, op.about["parent"]) for of in threads]
+            if stored.parent is not None or not any(self._may_be_gone(str(cell[1]), cell, ended) for cell in cells):
                 raise Violation(f"{what} has parent {stored.parent!r} instead of {op.about['parent']!r}")
         for channel, version in op.about["versions"].items():
             self._observe_blob(op, thread, channel, version, stored.values.get(channel), (began, ended), what)
