@@ -157,22 +157,37 @@ class Oracle:
     def _removals_on(self, thread: Hashable) -> list[Op]:
         return [*self._removals.get(thread, ()), *self._removals.get(EVERY_THREAD, ())]
 
-    def _removes(self, removal: Op, cell: Cell) -> tuple[bool, bool]:
-        """Whether a removal may remove a checkpoint, and whether it must."""
+    def _may_remove(self, removal: Op, cell: Cell) -> bool:
+        """Whether a removal may remove a checkpoint."""
         if removal.kind == "delete":
-            return True, True
+            return True
         if removal.kind == "expire":
-            return self._may_expire(cell, removal.began, removal.ended), False
-        _, thread, namespace, id_ = cell
-        assert isinstance(namespace, str)
+            return self._may_expire(cell, removal.began, removal.ended)
+        if removal.kind == "delete_runs":
+            return bool(self._of_its_run(removal, cell))
+        newer = self._newer(cell)
+        return ":" in str(cell[2]) or any(op.outcome != "refused" and op.began <= removal.ended for op in newer)
+
+    def _must_remove(self, removal: Op, cell: Cell) -> bool:
+        """Whether a removal that was acknowledged has removed a checkpoint."""
+        if removal.kind == "delete":
+            return True
+        if removal.kind == "expire":
+            return False
         if removal.kind == "delete_runs":
             ops = self._cells[cell].ops if cell in self._cells else []
-            hit = [op for op in ops if op.about.get("run") == removal.about["run"] and op.began <= removal.ended]
-            return bool(hit), bool(hit) and len(hit) == len(ops)
-        newer = [op for op in self._puts.get((str(thread), namespace), ()) if op.about["id"] > id_]  # type: ignore[operator]
-        may = any(op.outcome != "refused" and op.began <= removal.ended for op in newer)
-        must = any(self._certain(op, _checkpoint_cell(op), removal.began) for op in newer)
-        return may or ":" in namespace, must
+            return bool(ops) and len(self._of_its_run(removal, cell)) == len(ops)
+        return any(self._certain(op, _checkpoint_cell(op), removal.began) for op in self._newer(cell))
+
+    def _of_its_run(self, removal: Op, cell: Cell) -> list[Op]:
+        """The calls that put a checkpoint and were made by the run whose checkpoints are removed."""
+        ops = self._cells[cell].ops if cell in self._cells else []
+        return [op for op in ops if op.about.get("run") == removal.about["run"] and op.began <= removal.ended]
+
+    def _newer(self, cell: Cell) -> list[Op]:
+        """The calls that put checkpoints of higher ids in the namespace of one."""
+        _, thread, namespace, id_ = cell
+        return [op for op in self._puts.get((str(thread), str(namespace)), ()) if op.about["id"] > id_]
 
     def _may_expire(self, cell: Cell, began: float, ended: float) -> bool:
         """Whether somebody may find, between two times, that a checkpoint has expired."""
@@ -224,7 +239,7 @@ class Oracle:
         for removal in [*self._removals_on(op.thread), *(each for each in before if each.began <= copied)]:
             if removal.outcome == "refused" or removal.ended <= op.began:
                 continue
-            if removal.kind == "delete" or self._removes(removal, cell)[0]:
+            if self._may_remove(removal, cell):
                 return True
         return False
 
@@ -382,7 +397,7 @@ class Oracle:
             self._last_wins(history, owner, possible, began, what, surely)
         for removal in self._removals_on(cell[1]) if cell == owner else ():
             over = removal.outcome == "acked" and removal.ended <= began
-            if over and all(_there_since(op) <= removal.began for op in possible) and self._removes(removal, owner)[1]:
+            if over and all(_there_since(op) <= removal.began for op in possible) and self._must_remove(removal, owner):
                 raise Violation(f"{what} is there although {removal} removed it")
         if len(possible) == 1:
             possible[0].known = min(possible[0].known, ended)
@@ -443,7 +458,7 @@ class Oracle:
         version (by way of whom `op` has it) came later."""
         if call is op or removal.outcome == "refused" or removal.ended <= call.began:
             return False
-        if removal.kind != "delete" and not self._removes(removal, _checkpoint_cell(call))[0]:
+        if not self._may_remove(removal, _checkpoint_cell(call)):
             return False
         *_, channel, version = cell
         heir: Op | None = op
@@ -466,7 +481,7 @@ class Oracle:
                 continue
             seen.add(parent)
             cell: Cell = ("c", op.thread, namespace, parent)
-            if removal.kind == "delete" or self._removes(removal, cell)[0]:
+            if self._may_remove(removal, cell):
                 return True
             ops += self._cells[cell].ops if cell in self._cells else []
         return False
