@@ -260,8 +260,8 @@ class Cast:
         )
 
     def _copy(self, actor: Actor, node: Node, random: Random) -> Steps[None]:
-        """Copies, to a new thread or to one that is there. Where versions are whole numbers, those of two threads, or of
-        one that was deleted and made again, name other values: then one copy is made, to a new thread."""
+        """Copies, to a new thread or to one that is there. Where versions are whole numbers, those of two threads (or
+        of one that was deleted and made again) name other values: then one copy is made, to a new thread."""
         for _ in range(1 if self.scenario.whole_numbers else actor.size):
             yield Sleep(random.random() * 0.5)
             others = [thread for thread in self.threads if thread != actor.thread]
