@@ -339,8 +339,7 @@ class _Draft:
     def _give_patch(self, blob: Blob, value: Typed, parent: Checkpoint, lenders: Sequence[_Lender]) -> Known | None:
         """Make a blob a patch, if that is possible and worth it; what is then known of its value."""
         view, before = self._view, parent.versions.get(blob.channel)
-        # A patch names its base by version and commit, and this very commit may store another value under that version.
-        if before is None or (blob.namespace, blob.channel, version_key(before)) in self._stored:
+        if before is None:
             return None
         pieces = view.pieces(parent, blob.channel)
         old: Known | None = self._process.cache.get(self._process.value_key(view, pieces[-1])) if pieces else None
@@ -351,7 +350,12 @@ class _Draft:
             return None
         kept = old[1][: made.keep]
         base, extends = pieces[: patch.count_pieces(kept)], kept[-1].version
-        at_hand = view.blob((blob.namespace, blob.channel, version_key(extends))) is not None
+        named = blob.namespace, blob.channel, version_key(extends)
+        at_hand = view.blob(named)
+        # A patch names its base by version and commit. That must not find another value, which was stored since under a
+        # version further back, or is by this very commit.
+        if named in self._stored or (at_hand.pieces != base if at_hand else extends != before and view.doubts(named)):
+            return None
         if not at_hand and not all(isinstance(piece, Place) for piece in base):
             return None
         ranges = self._borrow(blob, made.data, lenders, patch.MAX_PIECES - 1 - len(base))

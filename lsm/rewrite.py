@@ -41,7 +41,7 @@ from lsm.format.records import (
     unpack_writes,
     version_key,
 )
-from lsm.format.segment import SegmentInfo, Slot, guest_term
+from lsm.format.segment import Key, SegmentInfo, Slot, guest_term
 from lsm.lineage import KeepRule
 from lsm.merge import Rows, Windows, newest
 from lsm.output import Output
@@ -133,11 +133,10 @@ def rewrite(process: Process, thread: Thread, plan: Plan) -> Steps[Rewritten]:
 
 
 class _Placed(NamedTuple):
-    """Where a blob's own pieces are now (none: it is empty), what it is applied to, and its `seq` in the inputs."""
+    """Where a blob's own pieces are now (none: it is empty), and what it is applied to."""
 
     own: tuple[Any, ...]
     base: str | None
-    seq: int
 
 
 _Blobs = dict[tuple[str, str], _Placed]
@@ -212,29 +211,39 @@ class _Copy:
         self._lent.clear()
         self._lenders.clear()
         while (key := (yield from rows.peek())) is not None and key[0] == namespace:
-            found = yield from rows.group()
-            assert found is not None
-            blob: Blob = found[1][-1]
-            own = key[1], key[2]
-            if self._plan.whole:
-                self._raise_peak((blob.namespace, blob.channel), blob.version)
-            if (kept is not None and own not in kept.blobs) or (blob.empty and self._plan.whole):
-                continue  # an empty blob need not be there, unless it hides an older one
-            base_key = None if blob.extends is None else version_key(blob.extends)
-            before = placed.get((blob.channel, base_key)) if base_key is not None else None
-            if before is not None and before.seq > blob.seq:  # what it was made from has been replaced meanwhile
-                blob = yield from self._whole(blob)
-                base_key = None
-            borrowed = yield from self._moved_loans(blob.borrowed)
-            value = yield from self._moved(blob)
-            placed[own] = _Placed(() if blob.empty else (*borrowed, value), base_key, blob.seq)
-            base = () if base_key is None else self._pieces((blob.channel, base_key), placed)
-            if base is None:
-                base = self._staying(blob.base)
-            fresh = blob.fresh or self._plan.whole
-            self._add(replace(blob, value=value, base=base, borrowed=borrowed, fresh=fresh, seq=self._seq(blob)))
+            newest_blobs = yield from self._channel(rows, key[:2])
+            for version, blob in newest_blobs.items():
+                own = key[1], version
+                if self._plan.whole:
+                    self._raise_peak((blob.namespace, blob.channel), blob.version)
+                if (kept is not None and own not in kept.blobs) or (blob.empty and self._plan.whole):
+                    continue  # an empty blob need not be there, unless it hides an older one
+                base_key = None if blob.extends is None else version_key(blob.extends)
+                before = None if base_key is None else newest_blobs.get(base_key)
+                if before is not None and before.seq > blob.seq:  # what it was made from has been replaced meanwhile
+                    blob, base_key = (yield from self._whole(blob)), None
+                yield from self._copy_blob(blob, own, base_key, placed)
         yield from self._log.pump()
         return placed
+
+    def _channel(self, rows: Rows, channel: Key) -> Steps[dict[str, Blob]]:
+        """The blobs of one channel that count, by version key. In the order of keys a base may come after its patch."""
+        found: dict[str, Blob] = {}
+        while (key := (yield from rows.peek())) is not None and key[:2] == channel:
+            group = yield from rows.group()
+            assert group is not None
+            found[key[2]] = group[1][-1]
+        return found
+
+    def _copy_blob(self, blob: Blob, own: tuple[str, str], base_key: str | None, placed: _Blobs) -> Steps[None]:
+        borrowed = yield from self._moved_loans(blob.borrowed)
+        value = yield from self._moved(blob)
+        placed[own] = _Placed(() if blob.empty else (*borrowed, value), base_key)
+        base = () if base_key is None else self._pieces((blob.channel, base_key), placed)
+        if base is None:
+            base = self._staying(blob.base)
+        fresh = blob.fresh or self._plan.whole
+        self._add(replace(blob, value=value, base=base, borrowed=borrowed, fresh=fresh, seq=self._seq(blob)))
 
     def _raise_peak(self, channel: tuple[str, str], version: Version) -> None:
         peak = self._made.peaks.get(channel)
@@ -242,14 +251,16 @@ class _Copy:
             self._made.peaks[channel] = version
 
     def _whole(self, blob: Blob) -> Steps[Blob]:
-        """A patch as a blob that stands alone."""
+        """A patch as a blob that stands alone. A newer blob of its key, in a frame, is not what is wanted."""
         key = blob.namespace, blob.channel, version_key(blob.version)
         materials = Materials(self._process, self._thread, self._plan.view)
-        yield from materials.look_up([key])
+        yield from materials.look_up([key], blob.seq)
         yield from materials.collect(materials.places(key))
         value = materials.channel(key)
         assert value is not None
         slot: Any = self._store(Blob, pack_whole(value, blob.version))
+        yield from self._log.pump()
+        yield from self._values.pump()
         return replace(blob, value=slot, extends=None, base=(), borrowed=())
 
     def _pieces(self, key: tuple[str, str], placed: _Blobs) -> Any:
@@ -264,7 +275,7 @@ class _Copy:
                     f"thread {self._thread.id!r}: channel {key[0]!r} is a chain of patches without end, according to "
                     f"the segments of {self._thread.key}; restore them from a backup"
                 )
-            own, base, _ = placed[at]
+            own, base = placed[at]
             if not own:
                 return ()
             pieces += reversed(own)

@@ -59,8 +59,9 @@ class Materials:
         if unknown:
             yield from self.look_up(unknown)
 
-    def look_up(self, keys: Iterable[BlobKey]) -> Steps[None]:
-        """Find blobs by their keys; a patch whose base has moved needs its base, and so on."""
+    def look_up(self, keys: Iterable[BlobKey], seq: int | None = None) -> Steps[None]:
+        """Find blobs by their keys, as they were after a commit, or are now; a patch whose base has moved needs its
+        base, and so on."""
         blobs: dict[BlobKey, list[Blob]] = {}
         wanted = set(keys)
         for _ in range(_MOST_LOOKS):
@@ -76,7 +77,7 @@ class Materials:
         if wanted:
             raise self._endless(min(wanted))
         for key in keys:
-            self.pieces[key] = self._chain(key, blobs)
+            self.pieces[key] = self._chain(key, blobs, seq)
 
     def blobs_at(self, keys: Iterable[BlobKey]) -> Steps[dict[BlobKey, Blob]]:
         """The newest blobs of some keys, as far as there are any, each with its base."""
@@ -117,18 +118,18 @@ class Materials:
             return None
         return blob.namespace, blob.channel, version_key(blob.extends)
 
-    def _chain(self, key: BlobKey, blobs: dict[BlobKey, list[Blob]]) -> Pieces:
-        """The pieces of the value of a key: of its newest blob, then of the one that was the newest when that was made,
-        and so on."""
+    def _chain(self, key: BlobKey, blobs: dict[BlobKey, list[Blob]], seq: int | None = None) -> Pieces:
+        """The pieces of the value of a key: of its newest blob, up to a commit, then of the one that was the newest
+        when that was made, and so on."""
         pieces: list[Piece] = []
         link: Blob | None = None
         for _ in range(MAX_LINKS):
-            found = [blob for blob in blobs[key] if link is None or blob.seq <= link.seq]
+            found = [blob for blob in blobs[key] if seq is None or blob.seq <= seq]
             blob = found[-1] if found else None
             base = None if blob is None else self._base(blob)
             if blob is not None and base is not None and not blob.empty:
                 pieces += reversed(blob.own)
-                key, link = base, blob
+                key, link, seq = base, blob, blob.seq
                 continue
             whole = (blob.pieces or ()) if blob is not None else ()
             if link is not None and not whole:

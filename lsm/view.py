@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import TypeVar
 
 from lsm.errors import CorruptionError
@@ -310,15 +311,19 @@ class View:
         if blob is not None:
             pieces = blob.pieces
         else:
-            newer = [info for info in self.tail.overriding if info.top > checkpoint.seq]
-            term = blob_term(*key) if newer else b""
-            doubts = [info for info in newer if has(info.shared, term)]
+            doubts = self.doubts(key, checkpoint.seq)
             # A segment that has the checkpoint itself tells of the blobs in it by the checkpoint's table.
             own = checkpoint.value.segment if isinstance(checkpoint.value, Place) else None
             if all(info.number == own for info in doubts):
                 doubts = []
             pieces = checkpoint.table.get(channel)
         return (pieces if pieces is not None and self.alive(pieces) else None), doubts
+
+    def doubts(self, key: BlobKey, since: float = -inf) -> list[SegmentInfo]:
+        """The segments that may have a blob, newer than a commit, that took the place of another of its key."""
+        newer = [info for info in self.tail.overriding if info.top > since]
+        term = blob_term(*key) if newer else b""
+        return [info for info in newer if has(info.shared, term)]
 
     def head_at_hand(self, namespace: str) -> Checkpoint | None:
         """The highest checkpoint of a namespace among those at hand."""

@@ -15,7 +15,7 @@ from lsm.errors import Unavailable
 from lsm.flush import _MOST_STRAYS
 from lsm.format.records import Typed
 from lsm.limits import OBJECTS
-from lsm.steps import List, PutIf
+from lsm.steps import List, Now, PutIf, Steps, Wait
 from lsm.storage.memory import MemoryStorage
 from lsm.view import View
 
@@ -141,6 +141,77 @@ def test_values_at_hand_follow_a_rewrite_only_where_it_moved_those_very_values(
     assert thread.values("2") == {"c": "other"}
     assert thread.values("1") == {"c": "first"}
     assert other.values("1") == {"c": "first"}
+
+
+class Chain:
+    """A thread whose value grows from checkpoint to checkpoint.
+
+    Versions are numbers, whose keys are not in their order: a base may come after its patch.
+    """
+
+    def __init__(self) -> None:
+        self.thread = Thread(MemoryStorage())
+        self.states: dict[int, str] = {}
+
+    def put(self, number: int, state: str | None = None) -> None:
+        self.thread.run(self.steps(number, state))
+
+    def steps(self, number: int, state: str | None = None) -> Steps[None]:
+        self.states[number] = state or "text " * 200 + "more" * number
+        parent = f"{number - 1:02}" if number > 1 else None
+        value = {"c": (number, typed(self.states[number]))}
+        return self.thread.engine.put("t", "", f"{number:02}", parent, ("id", b"1"), EMPTY, {"c": number}, value)
+
+    def check(self) -> None:
+        """Another process finds every value as it was put last."""
+        fresh = Thread(self.thread.storage)
+        found = {number: fresh.values(f"{number:02}") for number in self.states}
+        assert found == {number: {"c": state} for number, state in self.states.items()}
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+@pytest.mark.parametrize("again", range(1, 12))
+def test_a_patch_is_applied_to_what_it_was_made_from_whatever_is_put_again(again: int, flushed: bool) -> None:
+    """A checkpoint is put again with another value, at every later point of the chain; then the next, beside a rewrite
+    that does not have it."""
+    for since in range(again, 12):
+        chain = Chain()
+        thread = chain.thread
+        for number in range(1, 12):
+            chain.put(number)
+            if number == since:
+                chain.put(again, "other " * 150)
+                if flushed:
+                    thread.flush()
+        chain.check()
+        thread.flush()
+        logs = all_logs(thread.view())
+        chain.put(again % 11 + 1, "another " * 150)
+        thread.run(compact(thread.engine.process, thread.engine.process.thread("t"), lambda view, logs=logs: logs))
+        assert thread.view().count
+        chain.check()
+        thread.compact()
+        chain.check()
+
+
+@pytest.mark.parametrize("again", range(1, 9))
+def test_a_patch_is_applied_to_what_it_was_made_from_whatever_is_put_again_in_the_same_commit(again: int) -> None:
+    for last in {again + 1, 9}:
+        chain = Chain()
+        for number in range(1, last):
+            chain.put(number)
+        known = chain.thread.engine.process.thread("t")
+        known.leading = True  # so that this one waits in the queue, for the next
+        waiting = chain.steps(again, "other " * 150)
+        assert isinstance(next(waiting), Now)
+        assert isinstance(waiting.send(0.0), Wait)
+        known.leading = False
+        seq = chain.thread.view().seq
+        chain.put(last)
+        assert chain.thread.view().seq == seq + 1
+        chain.check()
+        chain.thread.compact()
+        chain.check()
 
 
 @pytest.mark.parametrize("flushed", [False, True])
