@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -201,18 +202,13 @@ print(len(stored))
 """
 
 
-def test_permissions_that_are_missing_and_lost(tmp_path: Path) -> None:
-    folder = tmp_path / "store"
-    folder.mkdir()
-    above = [each for each in folder.parents if each not in (Path("/"), Path("/tmp"))]
-    modes = [each.stat().st_mode for each in above]
-    for each, mode in zip(above, modes, strict=True):
-        each.chmod(mode | 0o711)  # for a user that is not us
-    try:
+def test_permissions_that_are_missing_and_lost() -> None:
+    # Not below pytest's own folders: those are closed to others whenever another pytest begins.
+    with tempfile.TemporaryDirectory() as made:
+        os.chmod(made, 0o711)  # for a user that is not us
+        folder = Path(made, "store")
+        folder.mkdir()
         assert run(UNPRIVILEGED, {"folder": str(folder)}) == "9\n"
-    finally:
-        for each, mode in zip(above, modes, strict=True):
-            each.chmod(mode)
 
 
 # Too many open files.
