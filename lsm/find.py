@@ -168,18 +168,26 @@ class Scan:
 
     def next(self, count: int) -> Steps[list[Item]]:
         """Up to `count` more checkpoints; none at all at the end."""
-        while len(self._ready) < count and self._unread:
-            yield from self._read_more(count - len(self._ready))
-            self._ready = self._sorted()
-        found = [self._ready.pop() for _ in range(min(count, len(self._ready)))]
-        self._given.update((item.checkpoint.namespace, item.checkpoint.id) for item in found)
-        if self._terms:
-            for item in found:
-                key = item.checkpoint.namespace, item.checkpoint.id
-                for info, page in self._passed.get(key, ()):
-                    self._gathering.add_page(info, page, page.find(key))
-            yield from invite(self._process, self._thread, self._view, self._gathering, found)
-        return found
+        while True:
+            while len(self._ready) < count and self._unread:
+                yield from self._read_more(count - len(self._ready))
+                self._ready = self._sorted()
+            found = [self._ready.pop() for _ in range(min(count, len(self._ready)))]
+            keys = [(item.checkpoint.namespace, item.checkpoint.id) for item in found]
+            self._given.update(keys)
+            if not self._terms:
+                return found
+            whole = yield from self._completed(keys)
+            if whole or not found:
+                return whole
+
+    def _completed(self, keys: Sequence[CheckpointKey]) -> Steps[list[Item]]:
+        """What a filter has found, with all that is stored of it: the newest record may be hidden, or not match."""
+        for key in keys:
+            for info, page in self._passed.get(key, ()):
+                self._gathering.add_page(info, page, page.find(key))
+        yield from invite(self._process, self._thread, self._view, self._gathering, keys)
+        return [item for key in keys if (item := self._gathering.get(key)) and self._matches(item)]
 
     def _sorted(self) -> list[Item]:
         """What is not below anything that may still be unread, the newest last."""
@@ -228,19 +236,18 @@ class Scan:
                 self._gathering.add_page(info, page, rows_)
 
 
-def invite(process: Process, thread: Thread, view: View, gathering: Gathering, items: list[Item]) -> Steps[None]:
-    """Add to items what other segments hold of the same checkpoints: writes that came before them, or, of one that was
-    put again, what is older."""
+def invite(
+    process: Process, thread: Thread, view: View, gathering: Gathering, keys: Sequence[CheckpointKey]
+) -> Steps[None]:
+    """Add to gathered checkpoints what other segments hold of the same ones: writes that came before them, or, of one
+    that was put again or copied, what is older or newer."""
     wanted = []
-    for item in items:
-        key = item.checkpoint.namespace, item.checkpoint.id
-        again = item.checkpoint.seq > view.header.seq and not view.is_complete(*key)
+    for key in keys:
+        again = gathering.items[key].checkpoint.seq > view.header.seq and not view.is_complete(*key)
         if again or any(has(info.shared, guest_term(*key)) for info in view.segments()):
-            holders = view.holders(item.checkpoint.namespace)
+            holders = view.holders(key[0])
             wanted += [(info, run, key) for info in holders for run in info.checkpoint_index.covering(key, key)]
     loaded = yield from load_runs(process, thread, [(info, run) for info, run, _ in wanted])
     for (info, _, key), pages in zip(wanted, loaded, strict=True):
         for page in pages:
             gathering.add_page(info, page, page.find(key))
-    for at, item in enumerate(items):
-        items[at] = gathering.walked((item.checkpoint.namespace, item.checkpoint.id)) or item

@@ -7,6 +7,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.types import Command
 
 from langgraph.checkpoint.lsm import LSMSaver
@@ -294,3 +295,21 @@ def test_what_is_copied_again_is_older_than_what_came_first(backend: Backend, co
             assert list(reader.list(at("copy"))) == before
             assert [reader.get_tuple(each.config) for each in before] == before
             assert reader.get_tuple(at("copy")) == before[0]
+
+
+def test_what_a_prune_has_hidden_stays_hidden_when_a_copy_brings_it_back(backend: Backend) -> None:
+    """What is there wins: also for a listing by a filter, which first meets the copied record that matches."""
+    with backend.open(compaction="off") as saver:
+        first: Any = {**empty_checkpoint(), "id": "1"}
+        config = saver.put(at("a"), first, {"source": "loop", "step": 1}, {})
+        saver.put_writes(config, [("log", "entry")], "task")
+        second: Any = {**empty_checkpoint(), "id": "2"}
+        counters: Any = {"source": "loop", "step": 2, "counters_since_delta_snapshot": {"log": 1}}
+        saver.put(config, second, counters, {})
+        saver.copy_thread("a", "b")
+        saver.prune(["a"])
+        saver.copy_thread("b", "a")
+        assert [found.checkpoint["id"] for found in saver.list(at("a"))] == ["2"]
+        assert list(saver.list(at("a"), filter={"step": 1})) == []
+        assert [found.checkpoint["id"] for found in saver.list(at("a"), filter={"step": 2})] == ["2"]
+        assert [found.checkpoint["id"] for found in saver.list(at("b"), filter={"step": 1})] == ["1"]
