@@ -208,10 +208,10 @@ class Engine:
         try:
             yield from self._commit(thread_id, PutWrites(record))
         except BaseException:
-            failed.setdefault(thread_id, set()).add((namespace, id_, task_id))
+            failed.setdefault(thread_id, {})[namespace, id_, task_id] = object()
             raise
         if thread_id in failed:
-            failed[thread_id].discard((namespace, id_, task_id))
+            failed[thread_id].pop((namespace, id_, task_id), None)
 
     def flush(self, thread_id: str) -> Steps[None]:
         """Put what is in the manifest's frames into a segment."""
@@ -242,7 +242,7 @@ class Engine:
         Returns:
             The checkpoint with its values and writes, or `None`.
         """
-        failed = frozenset(self.process.failed.get(thread_id, ()))
+        before = dict(self.process.failed.get(thread_id, {}))
         thread = self.process.thread(thread_id)
 
         def answer(view: View) -> Steps[Stored | None]:
@@ -259,8 +259,10 @@ class Engine:
             return (yield from materialise(self.process, thread, view, [item]))[0]
 
         found = yield from reading(self.process, thread, answer, None)
-        if failed:  # whoever has read what is stored goes on from that
-            self.process.failed[thread_id] = self.process.failed.get(thread_id, set()) - failed
+        failed = self.process.failed.get(thread_id, {})
+        for key, failure in before.items():  # whoever has read what is stored goes on from that
+            if failed.get(key) is failure:  # else the same writes failed again meanwhile
+                del failed[key]
         return found
 
     def _shows(self, thread: Thread, view: View, item: Item) -> Steps[bool]:

@@ -112,7 +112,7 @@ class Process:
         conditional_deletes: Whether the store deletes on a condition.
         root_verified: Whether the store is known to enforce conditional writes.
         busy: The threads in which a caller is committing: they are not forgotten meanwhile.
-        failed: Writes that could not be stored, by thread, as (namespace, checkpoint id, task id).
+        failed: Writes that could not be stored, by thread: (namespace, checkpoint id, task id), and a mark of the failure.
         addressed: The checkpoints that runs go on from on purpose, as (thread id, namespace, checkpoint id), oldest
             first. Not in the cache, which may be small: without them, what is meant would be refused.
     """
@@ -128,7 +128,7 @@ class Process:
     pid: int = field(default_factory=os.getpid)
     lock: threading.Lock = field(default_factory=threading.Lock)
     busy: dict[str, Thread] = field(default_factory=dict)
-    failed: dict[str, set[tuple[str, str, str]]] = field(default_factory=dict)
+    failed: dict[str, dict[tuple[str, str, str], object]] = field(default_factory=dict)
     addressed: dict[Address, None] = field(default_factory=dict)
 
     def thread(self, thread_id: str) -> Thread:

@@ -40,12 +40,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Choose what is drawn from: before any test is defined, and, with several workers, for all of them."""
     option = config.option
-    option.seed = option.seed or str(random.SystemRandom().randrange(1 << 32))
+    given = getattr(config, "workerinput", {}).get("seed") or option.seed  # a worker draws from what the run draws from
+    option.seed = given or str(random.SystemRandom().randrange(1 << 32))
     if _is_fast(config):
         settings.load_profile("fast")
         return
     settings.load_profile("slow")
     option.hypothesis_seed = option.hypothesis_seed or str(random.Random(option.seed).getrandbits(32))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell a worker of xdist the seed of the run."""
+    node.workerinput["seed"] = node.config.option.seed
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
