@@ -112,7 +112,7 @@ class Process:
         conditional_deletes: Whether the store deletes on a condition.
         root_verified: Whether the store is known to enforce conditional writes.
         busy: The threads in which a caller is committing: they are not forgotten meanwhile.
-        failed: Writes that could not be stored, by thread: (namespace, checkpoint id, task id), and a mark of the failure.
+        failed: Writes that could not be stored, by thread: (namespace, checkpoint id, task id), a mark of the failure.
         addressed: The checkpoints that runs go on from on purpose, as (thread id, namespace, checkpoint id), oldest
             first. Not in the cache, which may be small: without them, what is meant would be refused.
     """
