@@ -262,7 +262,7 @@ class Engine:
         failed = self.process.failed.get(thread_id, {})
         for key, failure in before.items():  # whoever has read what is stored goes on from that
             if failed.get(key) is failure:  # else the same writes failed again meanwhile
-                del failed[key]
+                failed.pop(key, None)
         return found
 
     def _shows(self, thread: Thread, view: View, item: Item) -> Steps[bool]:

@@ -51,6 +51,14 @@ def die() -> None:
     raise Unavailable("the process died")
 
 
+def leave_tombstone(saver: LSMSaver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread whose deletion ends after it wrote the tombstone."""
+    put(saver, at("thread"), {"a": 1})
+    before(saver, Delete, die, monkeypatch)
+    with pytest.raises(Unavailable):
+        saver.delete_thread("thread")
+
+
 def values(saver: LSMSaver) -> list[Any]:
     return [found.checkpoint["channel_values"] for found in saver.list(at("thread"))]
 
@@ -91,10 +99,7 @@ def test_a_tombstone_that_was_left_is_removed_by_who_has_seen_it_for_long(
     one, other = savers
     process = other._engine.process
     monkeypatch.setattr(process, "limits", replace(process.limits, commit_deadline=0.2))
-    put(one, at("thread"), {"a": 1})
-    before(one, Delete, die, monkeypatch)
-    with pytest.raises(Unavailable):
-        one.delete_thread("thread")
+    leave_tombstone(one, monkeypatch)
     other.delete_thread("thread")  # it has ended already
     with pytest.raises(CommitTimeout, match="being deleted"):
         put(other, at("thread"), {"a": 2})
@@ -107,10 +112,7 @@ def test_a_tombstone_that_was_left_counts_for_nothing_and_is_collected(
     savers: tuple[LSMSaver, LSMSaver], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other = savers
-    put(one, at("thread"), {"a": 1})
-    before(one, Delete, die, monkeypatch)
-    with pytest.raises(Unavailable):
-        one.delete_thread("thread")
+    leave_tombstone(one, monkeypatch)
     engine, run = other._engine, other._runtime.run
     assert list(other.list(None)) == []
     assert run(store_stats(engine.process)).threads == run(verify_store(engine.process)).threads == 0

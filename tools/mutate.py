@@ -217,6 +217,7 @@ def try_mutant(module: str, number: int, first: int, seeds: int) -> str | None:
 
 
 def _by_tests(module: str) -> str | None:
+    """What the tests near a module notice."""
     import pytest
 
     files = [str(ROOT / f"tests/{name}.py") for name in TESTS.get(module, []) if (ROOT / f"tests/{name}.py").exists()]
@@ -228,6 +229,7 @@ def _by_tests(module: str) -> str | None:
 
 
 def _by_seeds(seeds: range) -> str | None:
+    """What the simulator notices."""
     from tools.simulation.run import simulate
     from tools.simulation.scenario import make
 
